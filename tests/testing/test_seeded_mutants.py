@@ -5,7 +5,7 @@ import torch
 
 from saccade.testing import history, oracle
 from saccade.testing.blocked_kernel import Block, BlockedKernel
-from saccade.testing.seeded_mutants import CONDITIONS, EDGES, PARTS, WHERES, mutants
+from saccade.testing.seeded_mutants import BLOCK_LOCATIONS, CONDITIONS, EDGES, TENSOR_PARTS, mutants
 from saccade.testing.wrong_kernels import attend
 
 FEW = mutants(12, seed=7)
@@ -66,9 +66,9 @@ def test_conditions_and_places_tell_sizes_and_blocks_apart():
     sizes = [(1, 1, 1, 1, 65, 32), (2, 8, 2, 192, 192, 96)]
     assert {name for name, holds in CONDITIONS.items() if holds(sizes[0]) == holds(sizes[1])} == {"always"}
     inner = Block(1, 3, 1, 3)
-    assert {name for name, holds in WHERES.items() if holds(inner)} == {"everywhere"}
-    assert all(holds(Block()) for holds in WHERES.values())
-    assert all(part(Q).expand_as(Q).any() and not part(Q).all() for part in PARTS.values())
+    assert {name for name, holds in BLOCK_LOCATIONS.items() if holds(inner)} == {"everywhere"}
+    assert all(holds(Block()) for holds in BLOCK_LOCATIONS.values())
+    assert all(part(Q).expand_as(Q).any() and not part(Q).all() for part in TENSOR_PARTS.values())
 
 
 @pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)

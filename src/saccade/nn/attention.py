@@ -18,9 +18,9 @@ from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
 from saccade.mechanisms.fake_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
-from saccade.nn.attention_heads import Heads, Places, rotation_positions, with_temperature
+from saccade.nn.attention_heads import CallPositions, Heads, rotation_positions, with_temperature
 from saccade.nn.base_layer import AttentionLayer
-from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
+from saccade.nn.convolved_projections import ConvolvedProjections, restored_on_error, split_cache
 from saccade.nn.projections import weight_of
 from saccade.nn.qk_norm import QKNorm, norm_and_rotate
 from saccade.nn.shared_keys import SharedKeys
@@ -43,23 +43,23 @@ class MultiHeadAttention(AttentionLayer):
 
     Args:
         embed_dim: width of queries and of the output.
-        num_heads: divides ``embed_dim``.
-        num_kv_heads: number of key and value heads (grouped-query attention); divides ``num_heads``, which is the
-            default if None.
+        num_heads: number of heads; must divide ``embed_dim`` unless ``head_dim`` is passed.
+        num_kv_heads: number of key and value heads (grouped-query attention); must divide ``num_heads``; ``num_heads``
+            if None.
         head_dim: width of a head; ``embed_dim / num_heads`` if None.
         context_dim: width of keys and values before projection; ``embed_dim`` if None.
         mask: mask of the module; combined with the mask of each call by ``&``.
-        mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
+        mechanism: computes the attention matrix; `saccade.mechanisms.Softmax` if None.
         rotary: a `saccade.positions.Rotary` for queries and keys, or None.
-        qk_norm: the norms of queries and keys, or None.
+        qk_norm: options for norms of queries and keys, or None.
         temperature: a position-dependent factor for queries, or None; see `saccade.positions.QueryTemperature`.
         short_convolution: number of positions that a convolution of queries, keys and values reads before their norms,
-            followed by a silu; see `saccade.mechanisms.ShortConvolution`. None for no convolution. It is supported in
-            self-attention only, and `new_cache` then returns two caches.
+            followed by a silu; see `saccade.mechanisms.ShortConvolution`. None for no convolution. With a convolution,
+            only self-attention is supported, and `new_cache` returns two caches.
         dropout_p: dropout of the attention weights, in training only.
         projection_bias: whether the projections have a bias.
         output_gate: whether a fifth projection of the query input gates the heads before the output projection,
-            :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`. It does not affect the matrices.
+            :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`. The gate does not affect the matrices.
 
     Raises:
         ValueError: sizes that do not divide evenly, or inputs of the wrong width.
@@ -95,11 +95,11 @@ class MultiHeadAttention(AttentionLayer):
         output_gate: bool = False,
     ):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        own_dim = embed_dim if context_dim is None else context_dim
-        self_dim = checks.check_sizes(embed_dim, num_heads, num_kv_heads, own_dim, head_dim, dropout_p)
+        kv_input_dim = embed_dim if context_dim is None else context_dim
+        head_width = checks.check_sizes(embed_dim, num_heads, num_kv_heads, kv_input_dim, head_dim, dropout_p)
         check_bool("projection_bias", projection_bias)
         super().__init__(embed_dim, num_heads, mask, mechanism, dropout_p)
-        self.num_kv_heads, self.context_dim, self.head_dim = num_kv_heads, own_dim, self_dim
+        self.num_kv_heads, self.context_dim, self.head_dim = num_kv_heads, kv_input_dim, head_width
         checks.check_rotary(rotary, self.head_dim)
         self.rotary: nn.Module | None = rotary
         self.qk_norm = check_type("qk_norm", qk_norm, (QKNorm, NoneType), "be a saccade.nn.QKNorm or None")
@@ -150,8 +150,8 @@ class MultiHeadAttention(AttentionLayer):
             rotary_positions: positions for the rotation only, in self-attention, if they differ from the positions that
                 masks use: for example the depths in a `saccade.masks.Tree`, or ``[batch | 1, axes, len]`` for a
                 `Rotary` with sections.
-            bias: added to the scores of this call, as in `saccade.attention`; with a cache, it must be a function of
-                positions, not a tensor.
+            bias: added to the scores of this call, as in `saccade.attention`; with a cache, a function of positions,
+                not a tensor.
             cache: the cache of earlier calls of this layer. With a `saccade.caches.KVCache`, the query contains
                 only new tokens, which attend to all tokens so far; their positions continue those in the cache unless
                 ``positions`` is passed. With a `saccade.caches.CrossCache`, the context is projected only once. A
@@ -170,33 +170,41 @@ class MultiHeadAttention(AttentionLayer):
             outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
             given = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
             return outside(query, key, value, mask=mask, bias=bias, cache=cache, shared=shared, **given)
-        places = Places(positions, kv_positions, rotary_positions)
-        own, tail = (cache, None) if self.convolution is None else split_cache(cache)
-        with nullcontext() if tail is None else undone_on_error(tail):
-            is_new = not (isinstance(own, CrossCache) and own.is_filled)
-            heads = self._heads(query, key, value, mask, places, own, tail)  # type: ignore[arg-type]  # checked there
+        call_positions = CallPositions(positions, kv_positions, rotary_positions)
+        main_cache, convolution_cache = (cache, None) if self.convolution is None else split_cache(cache)
+        with nullcontext() if convolution_cache is None else restored_on_error(convolution_cache):
+            is_new = not (isinstance(main_cache, CrossCache) and main_cache.is_filled)
+            heads = self._heads(
+                query,
+                key,
+                value,
+                mask,
+                call_positions,
+                main_cache,  # type: ignore[arg-type]  # checked there
+                convolution_cache,
+            )
             if shared is not None:
                 shared.set(heads.key, heads.value)
-            if own is None:
+            if main_cache is None:
                 return self._product(self._matrix(heads, bias), heads, query)
-            assert isinstance(own, LayerCache)
+            assert isinstance(main_cache, LayerCache)
             mechanism = self.mechanism
             if bias is not None:
                 mechanism = mechanism.with_bias(checks.checked_bias(bias))
             q, k, v, joined, q_places, kv_places = heads
             dropout_p = self.dropout_p if self.training else 0.0
-            if not isinstance(own, CrossCache):
-                out = own.attend(mechanism, q, k, v, mask=joined, positions=q_places, dropout_p=dropout_p)
+            if not isinstance(main_cache, CrossCache):
+                out = main_cache.attend(mechanism, q, k, v, mask=joined, positions=q_places, dropout_p=dropout_p)
                 return self._project_output(out, query)
             if is_new:
-                own.fill(k, v, kv_positions=kv_places)
-            out = own.attend(mechanism, q, mask=joined, positions=q_places, dropout_p=dropout_p)
+                main_cache.fill(k, v, kv_positions=kv_places)
+            out = main_cache.attend(mechanism, q, mask=joined, positions=q_places, dropout_p=dropout_p)
             return self._project_output(out, query)
 
-    def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:  # type: ignore[override]  # two with a tail
-        """Return an empty cache for the attention layer or, with a short convolution, a `Cache` of two."""
-        own = super().new_cache(max_len)
-        return own if self.convolution is None else Cache([own, self.convolution.new_cache()])
+    def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:  # type: ignore[override]  # two if convolved
+        """Return an empty cache for the attention layer or, with a short convolution, a `Cache` of two caches."""
+        cache = super().new_cache(max_len)
+        return cache if self.convolution is None else Cache([cache, self.convolution.new_cache()])
 
     def matrix(
         self,
@@ -210,8 +218,8 @@ class MultiHeadAttention(AttentionLayer):
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
         """Return the lazy matrix of multi-head attention, ``[batch, num_heads, q_len, kv_len]``; see `forward`."""
-        places = Places(positions, kv_positions, rotary_positions)
-        return self._matrix(self._heads(query, key, None, mask, places, None), bias)
+        call_positions = CallPositions(positions, kv_positions, rotary_positions)
+        return self._matrix(self._heads(query, key, None, mask, call_positions, None), bias)
 
     def with_weights(
         self,
@@ -232,8 +240,8 @@ class MultiHeadAttention(AttentionLayer):
         Raises:
             ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; use `matrix`, which is lazy.
         """
-        places = Places(positions, kv_positions, rotary_positions)
-        heads = self._heads(query, key, value, mask, places, None)
+        call_positions = CallPositions(positions, kv_positions, rotary_positions)
+        heads = self._heads(query, key, value, mask, call_positions, None)
         matrix = self._matrix(heads, bias)
         size = math.prod(matrix.shape)
         if size > DENSE_LIMIT:
@@ -254,12 +262,12 @@ class MultiHeadAttention(AttentionLayer):
         key: Tensor | None,
         value: Tensor | None,
         mask: object,
-        places: Places,
+        call_positions: CallPositions,
         cache: LayerCache | None,
-        tail: LayerCache | None = None,
+        convolution_cache: LayerCache | None = None,
     ) -> Heads:
         """Check the inputs of an attention call, project them to heads, and rotate queries and keys."""
-        positions, kv_positions, rotary_positions = places
+        positions, kv_positions, rotary_positions = call_positions
         if cache is not None:
             if self.qk_norm is not None:
                 self.qk_norm.check_cache(cache)
@@ -269,10 +277,10 @@ class MultiHeadAttention(AttentionLayer):
             )
         elif value is not None and key is None:
             raise value_error("key", "be given together with value", None)
-        is_cross, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
+        is_cross, cached_len = isinstance(cache, CrossCache), 0 if cache is None else cache.length
         context_cached = isinstance(cache, CrossCache) and cache.is_filled
         if context_cached:
-            key = query.new_empty(len(query), held, self.context_dim)
+            key = query.new_empty(len(query), cached_len, self.context_dim)
         elif key is None:
             key, kv_positions = query, positions if kv_positions is None else kv_positions
         value = key if value is None or context_cached else value
@@ -280,45 +288,49 @@ class MultiHeadAttention(AttentionLayer):
         dtype = None if weight is None else weight.dtype
         checks.check_inputs(query, key, value, self.embed_dim, self.context_dim, dtype)
         (batch, q_len, _), kv_len = query.shape, key.shape[1]
-        joined = self._joined(mask, (batch, self.num_heads, q_len, kv_len if is_cross else held + kv_len))
+        joined = self._joined(mask, (batch, self.num_heads, q_len, kv_len if is_cross else cached_len + kv_len))
         q_places = None if positions is None else Positions.of(positions, length=q_len, batch=batch)
         kv_places = q_places if key is query and kv_positions is positions else None
         if kv_places is None and kv_positions is not None:
             kv_places = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
         if kv_places is not None and joined is not None:
             checks.check_document_positions(joined, kv_places)
-        is_placed = q_places is not None or self.rotary is not None or self.temperature is not None
-        numbers_tokens = not is_placed and joined is not None and joined.is_causal
-        if cache is not None and not is_cross and not numbers_tokens:  # otherwise the cache numbers the tokens itself
+        uses_positions = q_places is not None or self.rotary is not None or self.temperature is not None
+        cache_numbers_tokens = not uses_positions and joined is not None and joined.is_causal
+        if cache is not None and not is_cross and not cache_numbers_tokens:
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
-        q_turns = k_turns = temperature_places = None  # every call below costs as much as a small operation
+        q_rotary = k_rotary = temperature_places = None  # skip unused calls: each costs as much as a small operation
         if self.rotary is not None or self.temperature is not None or rotary_positions is not None:
-            turns = checks.checked_turns(rotary_positions, self.rotary, key is query, cache)
-            q_turns, k_turns, temperature_places = rotation_positions(
-                turns, (q_places, kv_places), (q_len, kv_len), joined
+            explicit = checks.checked_rotary_positions(rotary_positions, self.rotary, key is query, cache)
+            q_rotary, k_rotary, temperature_places = rotation_positions(
+                explicit, (q_places, kv_places), (q_len, kv_len), joined
             )
         if context_cached:
-            q = self._turned(self.query_projection(query), q_turns, self.query_norm)
+            q = self._split_and_rotate(self.query_projection(query), q_rotary, self.query_norm)
             q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)
             return Heads(q, q, q, joined, q_places, kv_places)
         parts: Sequence[Tensor] = self.query_projection(query), self.key_projection(key), self.value_projection(value)
         if self.convolution is not None:
             checks.check_convolved(key is query and value is query, cache)
-            parts = self._convolved(parts, joined, q_places, tail)
+            parts = self._convolved(parts, joined, q_places, convolution_cache)
         is_plain = self.rotary is None and self.qk_norm is None
-        q = self._split(parts[0]) if is_plain else self._turned(parts[0], q_turns, self.query_norm)
-        k = self._split(parts[1]) if is_plain else self._turned(parts[1], k_turns, self.key_norm)
+        q = self._split(parts[0]) if is_plain else self._split_and_rotate(parts[0], q_rotary, self.query_norm)
+        k = self._split(parts[1]) if is_plain else self._split_and_rotate(parts[1], k_rotary, self.key_norm)
         q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)
         return Heads(q, k, self._split(parts[2]), joined, q_places, kv_places)
 
     def _convolved(
-        self, parts: Sequence[Tensor], mask: Mask | None, positions: Positions | None, tail: LayerCache | None
+        self,
+        parts: Sequence[Tensor],
+        mask: Mask | None,
+        positions: Positions | None,
+        convolution_cache: LayerCache | None,
     ) -> Sequence[Tensor]:
         """Apply the short convolution to projected queries, keys and values."""
         assert self.convolution is not None
-        whole = self.convolution(torch.cat(list(parts), 2), mask=mask, positions=positions, cache=tail)
+        whole = self.convolution(torch.cat(list(parts), 2), mask=mask, positions=positions, cache=convolution_cache)
         return whole.split([part.shape[2] for part in parts], 2)
 
     def _attend_nested(
@@ -340,17 +352,18 @@ class MultiHeadAttention(AttentionLayer):
         reasons = self.mechanism.reasons(joined)
         if reasons:
             raise unsupported(type(self.mechanism).__name__, reasons)
-        is_placed = self.rotary is not None or self.temperature is not None
-        q_turns, k_turns = items.item_positions() if is_placed else (None, None)
+        uses_positions = self.rotary is not None or self.temperature is not None
+        q_rotary, k_rotary = items.item_positions() if uses_positions else (None, None)
         projections = (self.query_projection, self.key_projection, self.value_projection)
         parts: Sequence[Tensor] = [project(x) for project, x in zip(projections, items[:3], strict=True)]
         if self.convolution is not None:
             checks.check_convolved(key is query and (value is None or value is query), None)
             parts = self._convolved(parts, joined, None, None)
-        q, k = self._turned(parts[0], q_turns, self.query_norm), self._turned(parts[1], k_turns, self.key_norm)
-        q, v = with_temperature(q, self.temperature, q_turns, None), self._split(parts[2])
-        places = {name: Positions.of(table, name) for name, table in items.positions.items()}
-        heads = Heads(q, k, v, joined, places.get("q_positions"), places.get("kv_positions"))
+        q = self._split_and_rotate(parts[0], q_rotary, self.query_norm)
+        k = self._split_and_rotate(parts[1], k_rotary, self.key_norm)
+        q, v = with_temperature(q, self.temperature, q_rotary, None), self._split(parts[2])
+        positions = {name: Positions.of(table, name) for name, table in items.positions.items()}
+        heads = Heads(q, k, v, joined, positions.get("q_positions"), positions.get("kv_positions"))
         return items.unpacked(self._product(self._matrix(heads, bias), heads, items.query))
 
     def _matrix(self, heads: Heads, bias: Tensor | Bias | None) -> Matrix:
@@ -370,12 +383,12 @@ class MultiHeadAttention(AttentionLayer):
             merged = merged * torch.sigmoid(self.gate_projection(query))
         return self.output_projection(merged)
 
-    def _turned(self, projected: Tensor, turns: range | Tensor | None, norm: nn.Module | None) -> Tensor:
-        """Split projected queries or keys into heads, and apply their norm and the rotation by their positions."""
+    def _split_and_rotate(self, projected: Tensor, positions: range | Tensor | None, norm: nn.Module | None) -> Tensor:
+        """Split projected queries or keys into heads, normalize them, and rotate them by their positions."""
         if norm is None or self.qk_norm is None:
             heads = self._split(projected)
-            return heads if self.rotary is None else self.rotary(heads, turns)
-        return norm_and_rotate(projected, self._split, self.qk_norm, norm, self.rotary, turns)
+            return heads if self.rotary is None else self.rotary(heads, positions)
+        return norm_and_rotate(projected, self._split, self.qk_norm, norm, self.rotary, positions)
 
     def _split(self, x: Tensor) -> Tensor:
         """Split projected tokens into heads. Under tensor parallelism, only some of the heads are on this device."""

@@ -18,7 +18,7 @@ from saccade.support.argument_hints import ArgumentHints
 
 
 class _CallOptions(TypedDict, total=False):
-    """Keyword arguments for calling an attention block, all None by default."""
+    """The keyword arguments of an attention block's calls, all None by default."""
 
     mask: object
     positions: GivenPositions
@@ -86,8 +86,8 @@ class AttentionBlock(ArgumentHints, Layer):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Return the block's output, ``[batch, q_len, embed_dim]``; see `MultiHeadAttention.forward`."""
-        facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias}
-        return self._add(query, self.attention(query, key, value, cache=cache, **facts))
+        options = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias}
+        return self._add(query, self.attention(query, key, value, cache=cache, **options))
 
     def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> Matrix:
         """Return the block's lazy attention matrix. For the arguments, see `forward`."""

@@ -79,7 +79,7 @@ def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, go
     raise value_error(argument, rule, got, facts=facts)
 
 
-def checked_turns(
+def checked_rotary_positions(
     rotary_positions: GivenPositions, rotary: nn.Module | None, is_self: bool, cache: LayerCache | None
 ) -> range | Tensor | None:
     """Return the positions for an attention layer's rotation, or None. Raise if the layer or cache cannot use them."""
@@ -180,9 +180,9 @@ def _has_documents(mask: Mask) -> bool:
 
 
 def checked_bias(bias: object) -> Bias:
-    """Return a bias that all calls of an attention layer can use.
+    """Return the bias, or raise if it is not a function of positions.
 
-    It must be a function of positions. Raise for a tensor, because its shape fits only one call.
+    A tensor cannot be the bias of all calls with a cache, because its shape fits only one call.
     """
     hint = "for instance positions.ALiBi(num_heads), or your own saccade.positions.Bias"
     return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
@@ -191,7 +191,7 @@ def checked_bias(bias: object) -> Bias:
 def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
     """Return the positions of new tokens. Raise if the attention mask lets tokens attend to later keys.
 
-    With such a mask, the output with a cache would differ from that of a single pass over the full sequence.
+    With such a mask, decoding with a cache would give another output than a single pass over the full sequence.
     """
     if positions is None:
         return None

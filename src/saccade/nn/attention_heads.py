@@ -15,7 +15,7 @@ from saccade.positions.token_positions import GivenPositions, Positions
 class Heads(NamedTuple):
     """The projected and rotated query, key and value heads of one attention call.
 
-    Once a CrossCache is filled, ``key`` and ``value`` are not used.
+    ``key`` and ``value`` are unused if a filled CrossCache provides the keys and values.
     """
 
     query: Tensor
@@ -26,8 +26,8 @@ class Heads(NamedTuple):
     kv_positions: Positions | None
 
 
-class Places(NamedTuple):
-    """The positions passed to an attention call: of queries, of keys, and for the rotation only."""
+class CallPositions(NamedTuple):
+    """The positions passed to an attention call: those of queries, those of keys, and those for the rotation only."""
 
     positions: GivenPositions = None
     kv_positions: GivenPositions = None
@@ -46,21 +46,21 @@ def rotation_positions(
         given: the positions for the rotation only, or None.
         places: the positions of queries and of keys, each None for the default.
         lengths: numbers of queries and of keys.
-        mask: the mask, whose documents restart the positions.
+        mask: the mask; positions for the temperature restart in each of its documents.
     """
     (q_len, kv_len), (q_places, kv_places) = lengths, places
-    q_own = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
+    q_positions = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
     if given is None:
-        k_own = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
-        return q_own, k_own, (q_own, mask)
+        kv_positions = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
+        return q_positions, kv_positions, (q_positions, mask)
     has_axes = isinstance(given, Tensor) and given.dim() > 2
-    return given, given, (q_own, mask) if has_axes else (given, None)
+    return given, given, (q_positions, mask) if has_axes else (given, None)
 
 
 def with_temperature(
     query: Tensor, temperature: QueryTemperature | None, positions: GivenPositions, mask: Mask | None
 ) -> Tensor:
-    """Multiply queries ``[batch, heads, len, head_dim]`` by the factors for their positions in their documents."""
+    """Multiply queries ``[batch, heads, len, head_dim]`` by the factors for their positions within their documents."""
     if temperature is None:
         return query
     factors = temperature.factors(positions_in_documents(positions, mask), dtype=query.dtype)

@@ -1,4 +1,4 @@
-"""AttentionPool: pools a sequence into one vector, which is an attention-weighted average."""
+"""AttentionPool: pools a sequence into one attention-weighted average of its tokens."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class AttentionPool(ArgumentHints, Layer):
 
     .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)
 
-    The query is either learned or passed with each call. Without ``num_heads``, the tokens themselves are compared and
-    averaged. With it, a `MultiHeadAttention` projects query, keys, values and output.
+    The query is either learned or passed with each call. Without ``num_heads``, the tokens themselves are the keys and
+    values. With ``num_heads``, a `MultiHeadAttention` projects query, keys, values and output.
 
     Args:
         embed_dim: width of the tokens.
         num_heads: number of attention heads; None for no heads and no projections.
         num_queries: number of learned queries; None for one query and a result without a query axis.
         query_dim: width of queries that are passed with each call; None for learned queries.
-        mechanism: computes the matrix from its score; `saccade.mechanisms.Softmax` if None.
+        mechanism: computes the attention weights with its score; `saccade.mechanisms.Softmax` if None.
         dropout_p: dropout of the weights, in training only.
         output_projection: whether the multi-head attention has an output projection. If not, the heads are only
             concatenated.

@@ -35,7 +35,7 @@ class Layer(nn.Module):
                 exporter passes all arguments by position.
         """
         parameters = inspect.signature(self.forward).parameters.values()
-        if len(args) > sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters):
+        if len(args) > sum(x.kind is x.POSITIONAL_OR_KEYWORD for x in parameters):
             raise torchscript_unsupported()
         return super()._slow_forward(*args, **kwargs)
 
@@ -47,8 +47,8 @@ class AttentionLayer(ArgumentHints, Layer):
         embed_dim: width of queries and of the output.
         num_heads: number of heads in the attention matrix.
         mask: mask of the module; combined with the mask of each call by ``&``.
-        mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
-        dropout_p: dropout of the attention weights, in training only; already checked.
+        mechanism: computes the attention matrix; `saccade.mechanisms.Softmax` if None.
+        dropout_p: dropout of the attention weights, in training only; subclasses check its range.
     """
 
     output_projection: nn.Linear
@@ -77,7 +77,7 @@ class AttentionLayer(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the layer's lazy self-attention matrix for some tokens, ``[batch, num_heads, len, len]``."""
+        """Return the layer's lazy self-attention matrix for ``query``, ``[batch, num_heads, len, len]``."""
 
     def reset_parameters(self) -> None:
         """Initialize the projections with Xavier-uniform weights and zero biases, as in ``nn.MultiheadAttention``."""

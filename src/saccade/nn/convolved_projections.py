@@ -1,4 +1,4 @@
-"""ConvolvedProjections: a short convolution over projected tokens, whose state is part of the layer's cache."""
+"""ConvolvedProjections: a short convolution over projected tokens, with its state in the layer's cache."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class ConvolvedProjections(Layer):
 
         Args:
             x: ``[batch, len, channels]``.
-            mask: the mask of the batch, of which only documents and padding are used.
+            mask: the mask of the batch; only its documents and padding are used.
             positions: positions of the tokens, in order; -1 marks padding.
             cache: the cache of earlier tokens, from `new_cache`.
         """
-        channels, facts = x.mT[..., None], facts_of(mask)  # channels as heads
+        channels, batch_mask = x.mT[..., None], batch_parts(mask)  # each channel is a head
         if cache is None:
-            places = {"q_positions": positions, "kv_positions": positions}
-            out = self.mechanism(channels, channels, mask=facts, **places).matmul(channels)
+            options = {"q_positions": positions, "kv_positions": positions}
+            out = self.mechanism(channels, channels, mask=batch_mask, **options).matmul(channels)
         else:
-            out = cache.attend(self.mechanism, channels, channels, channels, mask=facts, positions=positions)
+            out = cache.attend(self.mechanism, channels, channels, channels, mask=batch_mask, positions=positions)
         return F.silu(out[..., 0].mT)
 
     def new_cache(self) -> LayerCache:
@@ -59,22 +59,22 @@ class ConvolvedProjections(Layer):
         return f"{self.mechanism.channels}, {self.mechanism.width}"
 
 
-def facts_of(mask: Mask | None) -> Mask | None:
-    """Return only the parts of a mask that describe the batch: padding, and documents without their inner mask."""
+def batch_parts(mask: Mask | None) -> Mask | None:
+    """Select the parts of a mask that describe the batch: padding, and documents without their inner mask."""
     if mask is None:
         return None
     parts = mask.parts if isinstance(mask, And) else (mask,)
-    facts = [
+    selected = [
         Documents(part.lengths) if isinstance(part, Documents) else part for part in parts if part.is_fact_of_batch
     ]
-    return None if not facts else facts[0] if len(facts) == 1 else And(tuple(facts))
+    return None if not selected else selected[0] if len(selected) == 1 else And(tuple(selected))
 
 
 def split_cache(cache: LayerCache | Cache | None) -> tuple[LayerCache | None, LayerCache | None]:
-    """Return the two caches of a layer with a short convolution: for the mechanism and for the convolution.
+    """Split the cache of a layer with a short convolution into those of the mechanism and of the convolution.
 
     Raises:
-        TypeError: the cache is not one that the layer's `new_cache` returns.
+        TypeError: the cache does not come from the layer's `new_cache`.
     """
     if cache is None:
         return None, None
@@ -86,12 +86,12 @@ def split_cache(cache: LayerCache | Cache | None) -> tuple[LayerCache | None, La
 
 
 @contextmanager
-def undone_on_error(cache: LayerCache | None) -> Iterator[None]:
-    """Within a ``with`` block, restore a cache if an exception is raised, so that a failed call does not change it."""
-    kept = None if cache is None else cache.fork()
+def restored_on_error(cache: LayerCache | None) -> Iterator[None]:
+    """Restore the cache if the ``with`` block raises an exception, so that a failed call does not change the cache."""
+    snapshot = None if cache is None else cache.fork()
     try:
         yield
     except BaseException:
-        if cache is not None and kept is not None:
-            vars(cache).update(vars(kept))
+        if cache is not None and snapshot is not None:
+            vars(cache).update(vars(snapshot))
         raise

@@ -32,7 +32,7 @@ class DecoderLayer(ResidualLayer):
         feed_forward: a `FeedForward`, or any module that maps ``[batch, len, embed_dim]`` to the same shape.
         cross_attention: a `MultiHeadAttention` that attends to the context; its ``context_dim`` may differ.
         norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
-        part_norm: whether a norm is applied to each part's output before it is added: in addition to the norm before
+        part_norm: whether each part's output is normalized before the residual addition: in addition to the norm before
             the part (Gemma 2 and 3) or, if ``norm_first`` is False, instead of the norm after the sum (OLMo 2).
         parallel: whether attention and feed-forward network read the same normalized input and are added together
             (GPT-J, Cohere), instead of one after the other. Requires ``norm_first`` and no ``cross_attention``.
@@ -82,10 +82,10 @@ class DecoderLayer(ResidualLayer):
                 raise value_error(name, "be False in a layer with cross_attention", True)
         if parallel and (part_norm or not norm_first):
             raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
-        is_around = part_norm and norm_first
+        norms_both_sides = part_norm and norm_first
         width = attention.embed_dim
-        self.attention_part_norm = make_norm(norm, width, norm_eps) if is_around else None
-        self.feed_forward_part_norm = make_norm(norm, width, norm_eps) if is_around else None
+        self.attention_part_norm = make_norm(norm, width, norm_eps) if norms_both_sides else None
+        self.feed_forward_part_norm = make_norm(norm, width, norm_eps) if norms_both_sides else None
         if parallel:
             del self.feed_forward_norm
             self.feed_forward_norm = None  # type: ignore[assignment]
@@ -131,10 +131,10 @@ class DecoderLayer(ResidualLayer):
             self._check_context(context, context_cached)
         if self_cache is not None and positions is None and cross is not None:
             positions = self_cache.positions(x.shape[1])
-        turns: dict[str, Any] = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
+        options: dict[str, Any] = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
         if shared is not None:
-            turns["shared"] = shared
-        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=self_cache, **turns)
+            options["shared"] = shared
+        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=self_cache, **options)
         if self.parallel:
             tokens = self.attention_norm(x)
             return x + self._dropped(attend(tokens) + self.feed_forward(tokens))
@@ -157,7 +157,7 @@ class DecoderLayer(ResidualLayer):
     def _add_normed(
         self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module, part_norm: nn.Module | None
     ) -> Tensor:
-        """Apply one residual branch with a norm on its output. If there are two norms, ``norm`` precedes the part."""
+        """Apply one residual branch with a norm after the part, and with ``norm`` before it if there are two norms."""
         change = norm(part(x)) if part_norm is None else part_norm(part(norm(x)))
         return x + self._dropped(change)
 
@@ -197,11 +197,11 @@ class DecoderLayer(ResidualLayer):
         """
         if cache is None:
             return None, None
-        own = Cache if getattr(self.attention, "convolution", None) is not None else LayerCache
-        if self.cross_attention is None and isinstance(cache, own):
+        self_type = Cache if getattr(self.attention, "convolution", None) is not None else LayerCache
+        if self.cross_attention is None and isinstance(cache, self_type):
             return cache, None
         first, second = cache if isinstance(cache, Cache) and len(cache) == 2 else (None, None)
-        if self.cross_attention is not None and isinstance(first, own) and isinstance(second, CrossCache):
+        if self.cross_attention is not None and isinstance(first, self_type) and isinstance(second, CrossCache):
             return first, second
         kind = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
         rule = f"be {kind}, or None"
@@ -220,9 +220,9 @@ class DecoderLayer(ResidualLayer):
 
 
 def _cross_positions(positions: GivenPositions, x: Tensor, context_mask: object) -> GivenPositions:
-    """Return the positions of cross-attention queries within their own sequence.
+    """Return the positions of cross-attention queries in their own sequence, regardless of the context's length.
 
-    They do not depend on the length of the context. A tensor mask needs no positions, because its rows are the queries.
+    A tensor mask needs no positions, because its rows are the queries.
     """
     if positions is not None or isinstance(context_mask, Tensor):
         return positions

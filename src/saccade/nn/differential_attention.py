@@ -87,7 +87,7 @@ class DifferentialAttention(MultiHeadAttention):
 
 
 class _EachHalf(nn.Module):
-    """A rotary embedding for differential attention, which rotates both halves of each head separately."""
+    """A rotary embedding for differential attention. It rotates both halves of each head separately."""
 
     def __init__(self, rotary: Rotary):
         super().__init__()

@@ -23,7 +23,7 @@ class ResidualLayer(ArgumentHints, Layer):
     """The base class of `EncoderLayer` and `DecoderLayer`: residual branches, each with a norm.
 
     Args:
-        attentions: the attention modules by name, ``attention`` first; None for one that the layer does not have.
+        attentions: the attention modules by name, ``attention`` first; None for a module that the layer lacks.
         feed_forward, norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
     """
 
@@ -63,8 +63,8 @@ class ResidualLayer(ArgumentHints, Layer):
     ) -> Matrix:
         """Return the lazy self-attention matrix of `forward`: ``[batch, num_heads, len, len]``."""
         tokens = self.attention_norm(x) if self.norm_first else x
-        turns = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
-        return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias, **turns)
+        options = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
+        return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias, **options)
 
     def extra_repr(self) -> str:
         return f"norm_first={self.norm_first}"
@@ -150,14 +150,14 @@ class EncoderLayer(ResidualLayer):
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        turns = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
-        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, **turns)
+        options = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
+        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, **options)
         x = self._add(x, attend, self.attention_norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 
 
 def _width(attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
-    """Check the types and widths of a layer's parts, and return their common width."""
+    """Check the types and widths of a layer's parts, and return the width that they share."""
     width = 0
     for name, part in attentions.items():
         if part is None and name != "attention":

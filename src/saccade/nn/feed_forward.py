@@ -1,4 +1,4 @@
-"""FeedForward: a two-layer network that is applied to each token."""
+"""FeedForward: a two-layer network, applied to each token."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from saccade.mechanisms import Forgetting
 from saccade.mechanisms.forgetting import with_gates
 from saccade.nn import attention_checks as checks
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.attention_heads import Heads, Places
+from saccade.nn.attention_heads import CallPositions, Heads
 from saccade.nn.qk_norm import QKNorm
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
@@ -28,14 +28,14 @@ class ForgettingAttention(MultiHeadAttention):
     .. math:: A = \mathrm{softmax}_j \Big( \frac{q_i \cdot k_j}{\sqrt d} + \sum_{l=j+1}^{i} \log f_l \Big), \qquad
               f_l = \sigma(w \cdot x_l + b)
 
-    Each head has its own gates, which are computed from the tokens. The layer is causal, and for self-attention only.
-    It works without rotary positions, because the gates favour recent tokens. Caches store the gates, before their
+    Each head computes its own gates from the tokens. The layer is causal, and for self-attention only. It works without
+    rotary positions, because the gates favour recent tokens. Caches store the gates, before their
     sigmoid, as channels of the keys. The "Pro" layer of the paper also has ``qk_norm``, ``output_gate`` and a shift of
     keys and values (``short_convolution``).
 
     Args:
         embed_dim: width of queries and of the output.
-        num_heads: divides ``embed_dim``.
+        num_heads: number of heads; must divide ``embed_dim`` unless ``head_dim`` is passed.
         mask: combined with Causal and with the mask of each call by ``&``.
         num_kv_heads, head_dim, rotary, qk_norm, short_convolution: see `MultiHeadAttention`.
         dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
@@ -48,8 +48,8 @@ class ForgettingAttention(MultiHeadAttention):
         ValueError: sizes that do not divide evenly, inputs of the wrong width, or keys of other tokens.
         UnsupportedError: nested tensors, or a bias.
 
-    Cost: that of `MultiHeadAttention` with a bias, plus a projection to ``num_heads`` numbers. A cache stores one more
-    channel for each query head of a key head.
+    Cost: that of `MultiHeadAttention` with a bias, plus a projection to ``num_heads`` channels. For each key head, a
+    cache stores one more channel per query head.
 
     Example:
         >>> import torch
@@ -99,9 +99,9 @@ class ForgettingAttention(MultiHeadAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize with Xavier-uniform weights, zero biases and gates of log-spaced lifetimes."""
+        """Initialize with Xavier-uniform weights, zero biases, and gates with log-spaced lifetimes."""
         super().reset_parameters()
-        if hasattr(self, "forget_projection"):  # made after those of the base class
+        if hasattr(self, "forget_projection"):  # created after the base class's projections
             first, last = (math.log(tokens) for tokens in _LIFETIMES)
             lifetimes = torch.linspace(first, last, self.num_heads).exp()
             self.forget_projection.bias.data.copy_(-torch.expm1(1.0 / lifetimes).log())
@@ -112,14 +112,14 @@ class ForgettingAttention(MultiHeadAttention):
         key: Tensor | None,
         value: Tensor | None,
         mask: object,
-        places: Places,
+        call_positions: CallPositions,
         cache: LayerCache | None,
-        tail: LayerCache | None = None,
+        convolution_cache: LayerCache | None = None,
     ) -> Heads:
         if not (key is None or key is query) or not (value is None or value is query) or isinstance(cache, CrossCache):
             rule = "be None, because the forget gates are computed from the queries"
             raise value_error("key", rule, "another tensor")
-        heads = super()._heads(query, key, value, mask, places, cache, tail)
+        heads = super()._heads(query, key, value, mask, call_positions, cache, convolution_cache)
         return heads._replace(key=with_gates(heads.key, self.forget_projection(query).mT))
 
     def _attend_nested(self, *inputs: object) -> NoReturn:

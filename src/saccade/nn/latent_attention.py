@@ -1,4 +1,4 @@
-"""LatentAttention: multi-head attention that caches one short vector per token for all heads (MLA)."""
+"""LatentAttention: multi-head attention that caches one small latent per token, shared by all heads (MLA)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.mechanisms import Softmax
 from saccade.mechanisms.fake_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
 from saccade.nn.base_layer import AttentionLayer
-from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSizes, absorb, values_of_latents
+from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSizes, absorb, expand_values
 from saccade.nn.projections import reasons_against_plain, weight_of
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
@@ -28,9 +28,9 @@ _Projected = tuple[Tensor, Tensor, Mask | None, Positions | None]
 
 
 class LatentAttention(AttentionLayer):
-    r"""Self-attention whose keys and values are computed from latents, as in DeepSeek-V2 and V3 (MLA).
+    r"""Self-attention that computes keys and values from cached latents, as in DeepSeek-V2 and V3 (MLA).
 
-    For each token t, the cache stores a latent :math:`c_t` and a rotated vector :math:`r_t`, which all heads share:
+    For each token t, the cache stores a latent :math:`c_t` and a rotated key part :math:`r_t`, shared by all heads:
 
     .. math:: c_t = \mathrm{norm}(W_C x_t), \quad r_t = \mathrm{rot}(W_R x_t), \qquad
               k_t^h = [W_K^h c_t,\, r_t], \quad v_t^h = W_V^h c_t
@@ -48,8 +48,8 @@ class LatentAttention(AttentionLayer):
         head_dim: width of the queries and keys of one head, including the rotated part at the end.
         rotary_dim: width of the rotated part.
         value_dim: width of the values of one head; ``head_dim - rotary_dim`` if None.
-        query_latent_dim: width of a normalized latent from which queries are computed; None to compute them from the
-            tokens.
+        query_latent_dim: width of a normalized latent from which queries are computed; None to compute queries from
+            the tokens.
         rotary: a `saccade.positions.Rotary` of width ``rotary_dim`` for queries and keys, or None.
         mask: mask of the module; combined with the mask of each call by ``&``.
         scale: scale of the scores; ``head_dim ** -0.5`` if None. Models with YaRN multiply this by another factor.
@@ -63,7 +63,7 @@ class LatentAttention(AttentionLayer):
         UnsupportedError: the form is impossible. The absorbed form requires the expansion to be a plain linear layer,
             and the expanded form requires a cache that exposes all latents.
 
-    Cost: a cache stores ``latent_dim + rotary_dim`` numbers per token. For the time, see `explain`.
+    Cost: a cache stores ``latent_dim + rotary_dim`` values per token. For the time, see `explain`.
 
     Example:
         >>> import torch
@@ -156,15 +156,17 @@ class LatentAttention(AttentionLayer):
         mechanism = self.mechanism
         if bias is not None:
             mechanism = mechanism.with_bias(bias if cache is None else checks.checked_bias(bias))
-        make = Expanding(mechanism, self.expansion, self.sizes) if weight is None else mechanism
+        compute_matrix = Expanding(mechanism, self.expansion, self.sizes) if weight is None else mechanism
         heads = heads if weight is None else absorb(heads, weight, self.sizes)
         values, dropout_p = latents[..., : self.sizes.latent], self.dropout_p if self.training else 0.0
         if cache is None:
-            matrix = make(heads, latents, mask=joined, q_positions=positions, kv_positions=positions)
+            matrix = compute_matrix(heads, latents, mask=joined, q_positions=positions, kv_positions=positions)
             out = matrix.matmul(values, dropout_p=dropout_p)
         else:
-            out = cache.attend(make, heads, latents, values, mask=joined, positions=positions, dropout_p=dropout_p)
-        out = out if weight is None else values_of_latents(out, weight, self.sizes)
+            out = cache.attend(
+                compute_matrix, heads, latents, values, mask=joined, positions=positions, dropout_p=dropout_p
+            )
+        out = out if weight is None else expand_values(out, weight, self.sizes)
         return self.output_projection(out.transpose(1, 2).flatten(2))
 
     def matrix(
@@ -249,7 +251,8 @@ class LatentAttention(AttentionLayer):
     def _project(self, x: Tensor, mask: object, positions: GivenPositions, cache: LayerCache | None) -> _Projected:
         """Check and project the inputs of latent attention.
 
-        Return the rotated queries, the latents ``[batch, 1, len, cached]``, the combined mask and the positions.
+        Returns:
+            The rotated queries, the latents ``[batch, 1, len, cached]``, the combined mask and the positions.
         """
         if isinstance(cache, CrossCache):
             rule, hint = "be a self-attention cache", "new_cache() makes one"
@@ -273,9 +276,9 @@ class LatentAttention(AttentionLayer):
         query = self.query_projection(query_latent).unflatten(-1, (sizes.heads, -1)).transpose(1, 2)
         latent, rotated = self.latent_projection(x)[:, None].split([sizes.latent, sizes.rotated], -1)
         if self.rotary is not None:
-            at = (Positions.between(0, length) if checked is None else checked).given
+            rotary_positions = (Positions.between(0, length) if checked is None else checked).given
             plain, part = query.split([sizes.plain, sizes.rotated], -1)
-            query = torch.cat([plain, self.rotary(part, at)], -1)
-            rotated = self.rotary(rotated, at)
+            query = torch.cat([plain, self.rotary(part, rotary_positions)], -1)
+            rotated = self.rotary(rotated, rotary_positions)
         latents = torch.cat([self.latent_norm(latent), rotated], -1).to(query.dtype)
         return query, latents, joined, checked

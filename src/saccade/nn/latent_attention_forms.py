@@ -1,4 +1,4 @@
-"""The two forms of latent attention: keys and values are expanded from latents, or queries absorb the expansion."""
+"""The two forms of latent attention: expand latents to keys and values, or absorb the expansion into the queries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LatentSizes(NamedTuple):
 
     @property
     def cached_expanded(self) -> int:
-        """Number of values that a full cache of all heads' keys and values would store per token."""
+        """Number of values per token in a full cache of all heads' keys and values."""
         return self.heads * (self.head + self.value)
 
     @property
@@ -137,7 +137,7 @@ def absorb(query: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
     return torch.cat([torch.einsum("bhqd,hdc->bhqc", plain, key_weight), rotated], -1)
 
 
-def values_of_latents(attended: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
-    """Convert attention-weighted latents, ``[..., latent]``, to the heads' output, ``[batch, heads, q_len, value]``."""
+def expand_values(attended: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
+    """Expand attention-weighted latents, ``[..., latent]``, to the heads' output, ``[batch, heads, q_len, value]``."""
     value_weight = weight.unflatten(0, (sizes.heads, -1))[:, sizes.plain :]
     return torch.einsum("bhqc,hvc->bhqv", attended, value_weight)

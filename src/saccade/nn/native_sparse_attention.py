@@ -37,11 +37,11 @@ class NativeSparseAttention(AttentionLayer):
     Args:
         embed_dim: width of the tokens.
         num_heads: number of query heads.
-        num_kv_heads: number of key and value heads, divides ``num_heads``, which is the default if None. Heads that
+        num_kv_heads: number of key and value heads; must divide ``num_heads``; ``num_heads`` if None. Query heads that
             share a key head also share their selected blocks.
         head_dim: width of a head; ``embed_dim / num_heads`` if None.
         mechanism: the sizes of blocks and window; ``NativeSparse()`` if None.
-        mask: the layer's mask, which is combined with Causal.
+        mask: the layer's mask; combined with Causal and with the mask of each call by ``&``.
         rotary: a `saccade.positions.Rotary` for queries and keys, or None. Blocks are means of rotated keys.
         dropout_p: dropout of the attention weights, in training only.
         projection_bias: whether the projections of queries, keys, values and output have a bias.
@@ -130,11 +130,13 @@ class NativeSparseAttention(AttentionLayer):
             outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)
         q, k, v, joined, places, _ = self._heads(query, mask, positions, bias, cache)
-        make, dropout_p = partial(self.mechanism, gates=self._gates(query)), self.dropout_p if self.training else 0.0
+        compute_matrix = partial(self.mechanism, gates=self._gates(query))
+        dropout_p = self.dropout_p if self.training else 0.0
         if cache is None:
-            out = make(q, k, mask=joined, q_positions=places, kv_positions=places).matmul(v, dropout_p=dropout_p)
+            matrix = compute_matrix(q, k, mask=joined, q_positions=places, kv_positions=places)
+            out = matrix.matmul(v, dropout_p=dropout_p)
         else:
-            out = cache.attend(make, q, k, v, mask=joined, positions=places, dropout_p=dropout_p)
+            out = cache.attend(compute_matrix, q, k, v, mask=joined, positions=places, dropout_p=dropout_p)
         return self.output_projection(out.transpose(1, 2).flatten(2))
 
     def matrix(
@@ -171,14 +173,14 @@ class NativeSparseAttention(AttentionLayer):
         weight = weight_of(self.query_projection)
         checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
         batch, length, _ = x.shape
-        held = 0 if cache is None else cache.length
-        joined = self._joined(mask, (batch, self.num_heads, length, held + length))
+        cached_len = 0 if cache is None else cache.length
+        joined = self._joined(mask, (batch, self.num_heads, length, cached_len + length))
         places = None if positions is None else Positions.of(positions, length=length, batch=batch)
         if cache is not None:
             places = checks.check_causal(joined, cache.positions(length) if places is None else places.given, cache)
         projections = (self.query_projection, self.key_projection, self.value_projection)
         q, k, v = (project(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2) for project in projections)
         if self.rotary is not None:
-            at = (Positions.between(0, length) if places is None else places).given
-            q, k = self.rotary(q, at), self.rotary(k, at)
+            rotary_positions = (Positions.between(0, length) if places is None else places).given
+            q, k = self.rotary(q, rotary_positions), self.rotary(k, rotary_positions)
         return Heads(q, k, v, joined, places, places)

@@ -1,4 +1,4 @@
-"""Norm layers, which are built by name."""
+"""Build norm layers by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 
 
 def make_norm(norm: str, embed_dim: int, norm_eps: float) -> nn.Module:
-    """Build a norm over the last axis: a layer norm, with or without a bias, or a root-mean-square norm.
+    """Build a norm over the last axis: a layer norm (with or without a bias) or a root-mean-square norm.
 
     Raises:
         ValueError: the name is unknown, or ``norm_eps`` is not a number above 0.

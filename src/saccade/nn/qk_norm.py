@@ -16,7 +16,7 @@ from saccade.support.validation import check_bool, check_choice, check_number
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class QKNorm:
-    """Options of root-mean-square norms for queries and keys, which keep scores from growing during training.
+    """Options for root-mean-square norms of queries and keys, which keep scores from growing during training.
 
     Args:
         across: ``"head"`` for a norm over the channels of each head, with weights that all heads share (Qwen3, Gemma
@@ -49,15 +49,15 @@ class QKNorm:
             check_choice("across", self.across, ("head",), hint="after the rotation, each head is normed separately")
 
     def make(self, num_heads: int, head_dim: int) -> nn.RMSNorm:
-        """Return a norm for queries or keys with ``num_heads`` heads."""
+        """Build the norm of queries or keys with ``num_heads`` heads."""
         width = head_dim if self.across == "head" else num_heads * head_dim
         return nn.RMSNorm(width, self.eps, elementwise_affine=self.learned)
 
     def check_cache(self, cache: object) -> None:
-        """Raise if a cache rotates its stored keys again although a learned norm follows the rotation.
+        """Raise if the cache would rotate stored keys again although they were normalized after their first rotation.
 
         Raises:
-            UnsupportedError: the rotation cannot be undone.
+            UnsupportedError: a learned norm follows the rotation, so the cache cannot undo the rotation.
         """
         if self.after_rotary and self.learned and getattr(cache, "rotary", None) is not None:
             reason = "it rotates stored keys again, and these were normed after their rotation, with learned weights"
@@ -70,19 +70,19 @@ def norm_and_rotate(
     options: QKNorm,
     norm: nn.Module,
     rotary: nn.Module | None,
-    turns: range | Tensor | None,
+    rotary_positions: range | Tensor | None,
 ) -> Tensor:
-    """Split projected queries or keys into heads, and apply their norm and their rotation in the order of `QKNorm`.
+    """Split projected queries or keys into heads, and normalize and rotate them in the order of `QKNorm`.
 
     Args:
         projected: ``[batch, len, heads * head_dim]``.
         split: returns the heads, ``[batch, heads, len, head_dim]``.
         options, norm: the options, and the norm that was built from them.
-        rotary, turns: the rotation and its positions; None for no rotation.
+        rotary, rotary_positions: the rotary embedding and its positions; None for no rotation.
     """
     heads = split(norm(projected) if options.across == "all_heads" else projected)
     if options.across == "head" and not options.after_rotary:
         heads = norm(heads)
     if rotary is not None:
-        heads = rotary(heads, turns)
+        heads = rotary(heads, rotary_positions)
     return norm(heads) if options.after_rotary else heads

@@ -19,23 +19,24 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import RWKV7, S4D, SSD, Delta, DeltaProduct, GatedLinear, Mechanism
 from saccade.mechanisms.recurrences.substeps import SubstepMatrix
 from saccade.nn.base_layer import AttentionLayer
-from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
+from saccade.nn.convolved_projections import ConvolvedProjections, restored_on_error, split_cache
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_bool, check_choice, check_int, check_type
 
 
-class Read(NamedTuple):
+class ProjectedTokens(NamedTuple):
     """The projections of a recurrent layer's input tokens, and the mechanism with the tokens' gates.
 
     Args:
-        make: the mechanism, to which the gates of the input tokens are already passed.
-        query, key, value: ``[batch, heads, len, width]``; keys and values of several steps side by side.
+        compute_matrix: the mechanism, with the gates of the input tokens already bound.
+        query, key, value: ``[batch, heads, len, width]``; keys and values of several steps are concatenated along the
+            width.
         gate: the output gate, with the shape of the output, or None.
     """
 
-    make: Callable[..., Matrix]
+    compute_matrix: Callable[..., Matrix]
     query: Tensor
     key: Tensor
     value: Tensor
@@ -47,7 +48,7 @@ class RecurrentLayer(AttentionLayer):
 
     Args:
         embed_dim, num_heads, mechanism: as in `AttentionLayer`.
-        mask: the layer's mask, which is combined with Causal if it is not causal.
+        mask: the layer's mask; combined with Causal by ``&`` unless it is causal.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, mask: Mask | None, mechanism: Mechanism):
@@ -56,16 +57,18 @@ class RecurrentLayer(AttentionLayer):
         self.convolution: ConvolvedProjections | None = None
 
     @abstractmethod
-    def _read(self, x: Tensor, mask: Mask | None, positions: Positions | None, tail: LayerCache | None) -> Read:
+    def _project_tokens(
+        self, x: Tensor, mask: Mask | None, positions: Positions | None, convolution_cache: LayerCache | None
+    ) -> ProjectedTokens:
         """Project the recurrent layer's input tokens ``[batch, len, embed_dim]`` to queries, keys, values and gates.
 
         Args:
             x: the tokens.
-            mask, positions, tail: arguments for the short convolution, if there is one; ``tail`` is its cache.
+            mask, positions, convolution_cache: the arguments of the short convolution, if there is one.
         """
 
     @abstractmethod
-    def _project_output(self, out: Tensor, read: Read) -> Tensor:
+    def _project_output(self, out: Tensor, tokens: ProjectedTokens) -> Tensor:
         """Project the output of the heads, ``[batch, heads, len, width]``, to ``[batch, len, embed_dim]``."""
 
     def forward(
@@ -89,20 +92,20 @@ class RecurrentLayer(AttentionLayer):
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        own, tail = (cache, None) if self.convolution is None else split_cache(cache)
-        joined, positions = self._checked_options(query, mask, positions, bias, own)  # type: ignore[arg-type]
-        with undone_on_error(tail):
-            read = self._read(query, joined, positions, tail)
-            make, heads, key, value, _ = read
-            if own is None:
-                matrix = make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
+        main_cache, convolution_cache = (cache, None) if self.convolution is None else split_cache(cache)
+        joined, positions = self._checked_options(query, mask, positions, bias, main_cache)  # type: ignore[arg-type]
+        with restored_on_error(convolution_cache):
+            tokens = self._project_tokens(query, joined, positions, convolution_cache)
+            compute_matrix, heads, key, value, _ = tokens
+            if main_cache is None:
+                matrix = compute_matrix(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
                 out = _output(matrix, value)
             else:
-                out = own.attend(make, heads, key, value, mask=joined, positions=positions)  # type: ignore[union-attr]
-        return self._project_output(out, read)
+                out = main_cache.attend(compute_matrix, heads, key, value, mask=joined, positions=positions)  # type: ignore[union-attr]
+        return self._project_output(out, tokens)
 
-    def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:  # type: ignore[override]  # two with a tail
-        """Return an empty cache for the recurrent layer or, with a short convolution, a `Cache` of two.
+    def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:  # type: ignore[override]  # two if convolved
+        """Return an empty cache for the recurrent layer or, with a short convolution, a `Cache` of two caches.
 
         Args:
             max_len: largest number of tokens; None for no limit.
@@ -120,8 +123,8 @@ class RecurrentLayer(AttentionLayer):
     ) -> Matrix:
         """Return the recurrence as a lazy matrix, ``[batch, num_heads, len, len]``; see `forward`."""
         joined, positions = self._checked_options(query, mask, positions, bias, None)
-        make, heads, key, _, _ = self._read(query, joined, positions, None)
-        return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
+        compute_matrix, heads, key, _, _ = self._project_tokens(query, joined, positions, None)
+        return compute_matrix(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
 
     def _checked_options(
         self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
@@ -143,7 +146,7 @@ _INITIAL_FADE = -6.0, -1.0  # before the sigmoid, as in RWKV-7: slow decays and 
 
 
 def _output(matrix: Matrix, value: Tensor) -> Tensor:
-    """Return the output of a recurrence, summed over its steps, from values with those of all steps side by side."""
+    """Multiply a recurrence matrix by the values of all steps, concatenated along the width, and sum over the steps."""
     if isinstance(matrix, SubstepMatrix):
         return matrix.total(value)
     steps = matrix.kv_heads // max(1, value.shape[1])
@@ -163,15 +166,15 @@ class Recurrence(RecurrentLayer):
     step size of `SSD`, is a softplus that starts between 0.001 and 0.1, and is multiplied by a learned rate for each
     head, initially 1 to ``num_heads``. With `SSD`, each head also adds a learned multiple of its values, which is not
     part of the matrix. With `RWKV7`, removal keys are the keys times a learned vector, scaled to length 1, rates are
-    sigmoids, and log decays are sigmoids times -exp(-1/2). Its token shifts, and its mix of values with those of the
-    first layer, are not included.
+    sigmoids, and log decays are sigmoids times -exp(-1/2). RWKV-7's token shifts and its mixing of values with those of
+    the first layer are not included.
 
     The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
     padded sequences, and has a cache of constant size.
 
     Args:
         embed_dim: width of the tokens.
-        num_heads: divides ``embed_dim``.
+        num_heads: number of heads; must divide ``embed_dim``.
         mechanism: a `saccade.mechanisms.Delta`, `DeltaProduct`, `RWKV7`, `GatedLinear` or `SSD`; ``Delta()`` if None.
         decay: "token" for one decay per token and head, "channel" for one per token and channel, or None for no decay
             and for mechanisms that define one (`SSD`, `RWKV7`, ``GatedLinear.retnet``).
@@ -235,8 +238,8 @@ class Recurrence(RecurrentLayer):
         self.rate = nn.Linear(embed_dim, embed_dim) if is_rwkv else None
         self.removal = nn.Parameter(torch.ones(embed_dim)) if is_rwkv else None
         self.step = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, SSD) else None
-        fades = num_heads if decay == "token" else embed_dim
-        self.fade = nn.Linear(embed_dim, fades) if decay or is_rwkv else None
+        decay_dim = num_heads if decay == "token" else embed_dim
+        self.fade = nn.Linear(embed_dim, decay_dim) if decay or is_rwkv else None
         self.log_rate = nn.Parameter(torch.arange(1.0, num_heads + 1.0).log()) if decay else None
         self.skip = nn.Parameter(torch.ones(num_heads)) if isinstance(mechanism, SSD) else None
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
@@ -253,27 +256,29 @@ class Recurrence(RecurrentLayer):
                 steps = torch.logspace(*_INITIAL_STEPS, len(gate.bias))
                 gate.bias.data.copy_(steps.expm1().log())  # the inverse of softplus
 
-    def _read(self, x: Tensor, mask: Mask | None, positions: Positions | None, tail: LayerCache | None) -> Read:
+    def _project_tokens(
+        self, x: Tensor, mask: Mask | None, positions: Positions | None, convolution_cache: LayerCache | None
+    ) -> ProjectedTokens:
         parts = self.inputs(x)
         if self.convolution is not None:
             convolved, gate = parts.split([self.convolved_dim, self.embed_dim], 2)
-            convolved = self.convolution(convolved, mask=mask, positions=positions, cache=tail)
+            convolved = self.convolution(convolved, mask=mask, positions=positions, cache=convolution_cache)
             parts = torch.cat([convolved, gate], 2)
-        several = self.steps * self.embed_dim
-        split = parts.split([self.embed_dim, several, several, self.embed_dim], 2)
-        query, key, value, gate = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in split)
+        kv_dim = self.steps * self.embed_dim
+        split = parts.split([self.embed_dim, kv_dim, kv_dim, self.embed_dim], 2)
+        query, key, value, gate = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in split)
         if self.convolution is None:
             query, key = F.silu(query), F.silu(key)
         if self.write is not None:
             query = F.normalize(query, dim=-1)
             key = F.normalize(key.unflatten(3, (self.steps, -1)), dim=-1).flatten(3)
-        return Read(partial(self.mechanism, **self._gates(x, key)), query, key, value, F.silu(gate))
+        return ProjectedTokens(partial(self.mechanism, **self._gates(x, key)), query, key, value, F.silu(gate))
 
-    def _project_output(self, out: Tensor, read: Read) -> Tensor:
+    def _project_output(self, out: Tensor, tokens: ProjectedTokens) -> Tensor:
         if self.skip is not None:
-            out = out + self.skip[:, None, None] * read.value
-        assert read.gate is not None  # `_read` returns one
-        normed = F.rms_norm(out, out.shape[-1:]) * read.gate
+            out = out + self.skip[:, None, None] * tokens.value
+        assert tokens.gate is not None  # `_project_tokens` returns one
+        normed = F.rms_norm(out, out.shape[-1:]) * tokens.gate
         return self.output_projection(normed.transpose(1, 2).flatten(2))
 
     def _gates(self, x: Tensor, key: Tensor) -> dict[str, Tensor]:
@@ -281,7 +286,7 @@ class Recurrence(RecurrentLayer):
         gates = {}
         if self.rate is not None and self.removal is not None and self.fade is not None:
             of_channels = (self.rate(x), -math.exp(-0.5) * self.fade(x).sigmoid())
-            rate, decay = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in of_channels)
+            rate, decay = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in of_channels)
             removal = F.normalize(key * self.removal.unflatten(0, (self.num_heads, 1, -1)), dim=-1)
             return {"rate": rate.sigmoid(), "decay": decay, "removal": removal}
         if isinstance(self.mechanism, DeltaProduct) and self.write is not None:
@@ -302,7 +307,7 @@ class Recurrence(RecurrentLayer):
 
 
 class StateSpace(RecurrentLayer):
-    r"""The S4D layer: a state space filters each channel, then a projection mixes the channels.
+    r"""The S4D layer: a state space model filters each channel, then a projection mixes the channels.
 
     .. math:: \mathrm{out} = W\, \mathrm{gelu}(A x) + b, \qquad A = \text{the S4D matrix of each channel}
 
@@ -310,7 +315,7 @@ class StateSpace(RecurrentLayer):
     padded sequences, and has a cache of constant size.
 
     Args:
-        embed_dim: width of the tokens, which is the number of channels.
+        embed_dim: width of the tokens, and the number of channels.
         state_dim: size of each channel's state; see `saccade.mechanisms.S4D`.
         mask: combined with Causal and with the mask of each call by ``&``.
         projection_bias: whether the output projection has a bias.
@@ -338,11 +343,13 @@ class StateSpace(RecurrentLayer):
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
         self.reset_parameters()
 
-    def _read(self, x: Tensor, mask: Mask | None, positions: Positions | None, tail: LayerCache | None) -> Read:
+    def _project_tokens(
+        self, x: Tensor, mask: Mask | None, positions: Positions | None, convolution_cache: LayerCache | None
+    ) -> ProjectedTokens:
         channels = x.mT[..., None]  # as heads
-        return Read(self.mechanism, channels, channels, channels)
+        return ProjectedTokens(self.mechanism, channels, channels, channels)
 
-    def _project_output(self, out: Tensor, read: Read) -> Tensor:
+    def _project_output(self, out: Tensor, tokens: ProjectedTokens) -> Tensor:
         return self.output_projection(F.gelu(out[..., 0].mT))
 
     def extra_repr(self) -> str:

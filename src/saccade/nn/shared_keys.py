@@ -26,10 +26,10 @@ KEY_PARTS = ("key_projection", "value_projection", "key_norm")
 
 
 class SharedKeys:
-    """The keys and values that a layer computed in the current call, for later layers that read them.
+    """The keys and values that a layer computes in one call, for later layers that read them.
 
     Attributes:
-        key, value: ``[batch, kv_heads, len, width]``, of the tokens of this call; None until the layer has run.
+        key, value: ``[batch, kv_heads, len, width]``, for the tokens of the call; None until the layer has run.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class SharedKeys:
 
 
 class SharedKeyAttention(AttentionLayer):
-    r"""Self-attention without projections of keys and values, which are those of an earlier layer of the same stack.
+    r"""Self-attention that reuses the keys and values of an earlier layer of the same stack.
 
     .. math:: \mathrm{out} = \mathrm{Concat}(A_1 V'_1, \dots, A_h V'_h)\, W_O, \qquad
               A_i = \mathrm{mechanism}(Q W_i^Q, K'_i)
 
-    where K' and V' are the keys and values of layer ``source``, after its norms and rotation. The layer has no cache:
-    it reads that of the source, so the keys and values are stored once. Only a `saccade.nn.DecoderStack` can call it,
-    because it passes on the keys and values.
+    where K' and V' are the keys and values of layer ``source``, after its norms and rotation. The layer has no cache of
+    its own: it reads the source's cache, so the keys and values are stored once. Only a `saccade.nn.DecoderStack` can
+    call the layer, because the stack passes on the keys and values.
 
     Args:
         embed_dim: width of the tokens.
@@ -124,7 +124,7 @@ class SharedKeyAttention(AttentionLayer):
 
         Args:
             query: the tokens, ``[batch, len, embed_dim]``; with a cache, only the new tokens.
-            shared: the keys and values that the source has computed in this call.
+            shared: the keys and values that the source layer has computed in this call.
             mask, positions, rotary_positions, bias: see `MultiHeadAttention.forward`.
             cache: the cache of the source, to which the source has already added the new tokens.
 
@@ -197,14 +197,15 @@ class SharedKeyAttention(AttentionLayer):
             if places is None:
                 places = Positions.of(stored[start:] if isinstance(stored, range) else stored[..., start:])
         joined = self._joined(mask, (batch, self.num_heads, length, key.shape[2]))
-        turns = checks.checked_turns(rotary_positions, self.rotary, True, cache)
-        at, _, temperature_places = rotation_positions(turns, (places, kv_places), (length, key.shape[2]), joined)
+        explicit = checks.checked_rotary_positions(rotary_positions, self.rotary, True, cache)
+        lengths = (length, key.shape[2])
+        rotary, _, temperature_places = rotation_positions(explicit, (places, kv_places), lengths, joined)
         query = self.query_projection(x)
         if self.query_norm is None or self.qk_norm is None:
             query = self._split(query)
-            query = query if self.rotary is None else self.rotary(query, at)
+            query = query if self.rotary is None else self.rotary(query, rotary)
         else:
-            query = norm_and_rotate(query, self._split, self.qk_norm, self.query_norm, self.rotary, at)
+            query = norm_and_rotate(query, self._split, self.qk_norm, self.query_norm, self.rotary, rotary)
         query = with_temperature(query, self.temperature, *temperature_places)
         return Heads(query, key, value, joined, places, kv_places)
 
@@ -213,7 +214,7 @@ class SharedKeyAttention(AttentionLayer):
 
 
 def check_sources(layers: nn.ModuleList) -> None:
-    """Raise unless every layer that reads keys and values of another one comes after it and fits it."""
+    """Raise unless every layer that reads another layer's keys and values comes after that layer and fits its heads."""
     for index, layer in enumerate(layers):
         reader = layer.attention
         if not isinstance(reader, SharedKeyAttention):
@@ -232,28 +233,28 @@ def check_sources(layers: nn.ModuleList) -> None:
 
 
 def shared_options(layers: nn.ModuleList) -> list[dict[str, SharedKeys]]:
-    """Return the keyword arguments that pass the keys and values of one call from each source to its readers."""
-    sources = {own.attention.source for own in layers if isinstance(own.attention, SharedKeyAttention)}
-    held = {index: SharedKeys() for index in sources}
+    """Return each layer's keyword arguments, so that source layers pass one call's keys and values to their readers."""
+    sources = {layer.attention.source for layer in layers if isinstance(layer.attention, SharedKeyAttention)}
+    shared = {index: SharedKeys() for index in sources}
     options = []
     for index, layer in enumerate(layers):
-        own = layer.attention.source if isinstance(layer.attention, SharedKeyAttention) else index
-        options.append({"shared": held[own]} if own in held else {})
+        source = layer.attention.source if isinstance(layer.attention, SharedKeyAttention) else index
+        options.append({"shared": shared[source]} if source in shared else {})
     return options
 
 
-def caches_of(layers: nn.ModuleList, cache: Cache) -> list[LayerCache | Cache]:
-    """Return the cache of each layer: its own, or for a layer that reads keys of another one, the other's."""
-    own = iter(cache)
-    each: list[LayerCache | Cache] = []
+def caches_per_layer(layers: nn.ModuleList, cache: Cache) -> list[LayerCache | Cache]:
+    """Return one cache per layer. A layer that reads another layer's keys gets that layer's cache."""
+    stored = iter(cache)
+    caches: list[LayerCache | Cache] = []
     for layer in layers:
         attention = layer.attention
-        each.append(each[attention.source] if isinstance(attention, SharedKeyAttention) else next(own))
-    return each
+        caches.append(caches[attention.source] if isinstance(attention, SharedKeyAttention) else next(stored))
+    return caches
 
 
 def _cached(cache: LayerCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all keys and values in the source's cache; those of the current call have gradients."""
+    """Return all keys and values in the source's cache. Those of the current call keep their gradients."""
     if type(cache) is not KVCache:
         reason = f"a {type(cache).__name__} does not return all keys and values, as a KVCache does"
         raise unsupported("cache", [reason])
@@ -261,5 +262,5 @@ def _cached(cache: LayerCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     assert cache.value is not None
     if not torch.is_grad_enabled():
         return cache.key, cache.value
-    held = cache.length - key.shape[2]  # later calls write to the cache's memory, which a graph must not contain
-    return torch.cat([cache.key[:, :, :held], key], 2), torch.cat([cache.value[:, :, :held], value], 2)
+    earlier = cache.length - key.shape[2]  # later calls write to the cache's memory, which a graph must not contain
+    return torch.cat([cache.key[:, :, :earlier], key], 2), torch.cat([cache.value[:, :, :earlier], value], 2)

@@ -13,7 +13,7 @@ from saccade.matrix import Matrix
 from saccade.nn.base_layer import Layer
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
-from saccade.nn.shared_keys import SharedKeyAttention, caches_of, check_sources, shared_options
+from saccade.nn.shared_keys import SharedKeyAttention, caches_per_layer, check_sources, shared_options
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import ArgumentHints
@@ -22,7 +22,7 @@ from saccade.support.validation import check_type
 
 
 class _CallOptions(TypedDict, total=False):
-    """Keyword arguments for calling a decoder stack, all None by default; see `DecoderLayer.forward`."""
+    """The keyword arguments of a decoder stack's calls, all None by default; see `DecoderLayer.forward`."""
 
     mask: object
     context_mask: object
@@ -66,8 +66,8 @@ class EncoderStack(ArgumentHints, Layer):
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
         """Return the stack's output, ``[batch, len, embed_dim]``. For the arguments, see `EncoderLayer.forward`."""
-        for layer, turns in zip(self.layers, rotary_arguments(self.layers, rotary_positions), strict=True):
-            x = layer(x, mask=mask, positions=positions, bias=bias, **turns)
+        for layer, rotary in zip(self.layers, rotary_arguments(self.layers, rotary_positions), strict=True):
+            x = layer(x, mask=mask, positions=positions, bias=bias, **rotary)
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(
@@ -82,8 +82,8 @@ class EncoderStack(ArgumentHints, Layer):
         """Return the lazy attention matrices of all layers. For the arguments, see `forward`."""
         options = {"mask": mask, "positions": positions, "bias": bias}
         inputs = with_inputs(self.layers, x, rotary_positions=rotary_positions, **options)
-        turns = rotary_arguments(self.layers, rotary_positions)
-        return [layer.matrix(x, **options, **own) for (layer, x), own in zip(inputs, turns, strict=True)]
+        arguments = rotary_arguments(self.layers, rotary_positions)
+        return [layer.matrix(x, **options, **rotary) for (layer, x), rotary in zip(inputs, arguments, strict=True)]
 
 
 class DecoderStack(ArgumentHints, Layer):
@@ -138,19 +138,19 @@ class DecoderStack(ArgumentHints, Layer):
         """
         options = {"mask": mask, "positions": positions, "bias": bias}
         options |= {"context_mask": context_mask, "context_positions": context_positions}
-        each = _options_of(self.layers, rotary_positions)
-        for layer, layer_cache, own in zip(self.layers, self._caches(cache), each, strict=True):
-            x = layer(x, context, cache=layer_cache, **options, **own)
+        per_layer = _layer_options(self.layers, rotary_positions)
+        for layer, layer_cache, layer_options in zip(self.layers, self._caches(cache), per_layer, strict=True):
+            x = layer(x, context, cache=layer_cache, **options, **layer_options)
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(self, x: Tensor, context: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
         """Return the lazy self-attention matrices of all layers. For the arguments, see `forward`."""
         options: dict[str, Any] = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
-        each = _options_of(self.layers, kwargs.pop("rotary_positions", None))
+        per_layer = _layer_options(self.layers, kwargs.pop("rotary_positions", None))
         matrices = []
-        for layer, own in zip(self.layers, each, strict=True):
-            matrices.append(_matrix_of(cast(DecoderLayer, layer), x, {**options, **own}))
-            x = layer(x, context, **kwargs, **own)
+        for layer, layer_options in zip(self.layers, per_layer, strict=True):
+            matrices.append(_matrix_of(cast(DecoderLayer, layer), x, {**options, **layer_options}))
+            x = layer(x, context, **kwargs, **layer_options)
         return matrices
 
     def cross_matrices(self, x: Tensor, context: Tensor, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
@@ -164,8 +164,8 @@ class DecoderStack(ArgumentHints, Layer):
         Args:
             max_len: number of tokens to allocate memory for in advance; if None, the cache grows as needed.
         """
-        own = (layer for layer in self.layers if not isinstance(layer.attention, SharedKeyAttention))
-        return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in own)
+        cached = (layer for layer in self.layers if not isinstance(layer.attention, SharedKeyAttention))
+        return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in cached)
 
     def _caches(self, cache: Cache | None) -> Iterable[LayerCache | Cache | None]:
         if cache is None:
@@ -176,43 +176,43 @@ class DecoderStack(ArgumentHints, Layer):
         if len(cache) != count:
             rule = f"contain the caches of {count} layers"
             raise value_error("cache", rule, len(cache), hint=hint)
-        return cache if count == len(self.layers) else caches_of(self.layers, cache)
+        return cache if count == len(self.layers) else caches_per_layer(self.layers, cache)
 
 
-def _options_of(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
+def _layer_options(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
     """Return the keyword arguments that differ between the layers of a decoder stack in one call."""
-    turns, shared = rotary_arguments(layers, rotary_positions), shared_options(layers)
-    return [{**own, **others} for own, others in zip(turns, shared, strict=True)]
+    both = zip(rotary_arguments(layers, rotary_positions), shared_options(layers), strict=True)
+    return [{**rotary, **shared} for rotary, shared in both]
 
 
 def _matrix_of(layer: DecoderLayer, x: Tensor, options: dict[str, Any]) -> Matrix:
-    """Return the lazy self-attention matrix of a layer, which may read the keys of an earlier layer."""
+    """Return the lazy self-attention matrix of a layer, even if the layer reads the keys of an earlier layer."""
     if isinstance(layer.attention, SharedKeyAttention):
         return layer.attention.matrix(layer.attention_norm(x) if layer.norm_first else x, **options)
-    return layer.matrix(x, **{name: own for name, own in options.items() if name != "shared"})
+    return layer.matrix(x, **{name: option for name, option in options.items() if name != "shared"})
 
 
 def rotary_arguments(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
-    """Return keyword arguments for each layer, with ``rotary_positions`` only for layers that have a rotary.
+    """Return keyword arguments for each layer, with ``rotary_positions`` only for layers with a rotary embedding.
 
     Raises:
-        ValueError: no layer would use them.
+        ValueError: no layer has a rotary embedding.
     """
     if rotary_positions is None:
         return [{} for _ in layers]
-    turning = [getattr(layer.attention, "rotary", None) is not None for layer in layers]
-    if not any(turning):
+    has_rotary = [getattr(layer.attention, "rotary", None) is not None for layer in layers]
+    if not any(has_rotary):
         raise value_error("rotary_positions", "be None in a stack without rotary", "positions")
-    return [{"rotary_positions": rotary_positions} if turns else {} for turns in turning]
+    return [{"rotary_positions": rotary_positions} if rotates else {} for rotates in has_rotary]
 
 
 def with_inputs(
     layers: nn.ModuleList, x: Tensor, *others: Any, rotary_positions: GivenPositions = None, **options: Any
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield each layer of a stack together with its input, beginning with the first layer and ``x``."""
-    for layer, turns in zip(layers, rotary_arguments(layers, rotary_positions), strict=True):
+    for layer, rotary in zip(layers, rotary_arguments(layers, rotary_positions), strict=True):
         yield layer, x
-        x = layer(x, *others, **options, **turns)
+        x = layer(x, *others, **options, **rotary)
 
 
 def _checked(layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None) -> nn.ModuleList:

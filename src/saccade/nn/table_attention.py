@@ -28,7 +28,7 @@ class TableAttention(ArgumentHints, Layer):
 
     Args:
         embed_dim: width of the tokens.
-        num_heads: divides ``embed_dim``.
+        num_heads: number of heads; must divide ``embed_dim``.
 
     Attributes:
         norm: the norm applied to the tokens.
@@ -50,8 +50,8 @@ class TableAttention(ArgumentHints, Layer):
         self.attention.reset_parameters()
         gate, output = self.attention.gate_projection, self.attention.output_projection
         assert isinstance(gate, nn.Linear)
-        for x, start in ((gate.weight, 0.0), (gate.bias, 1.0), (output.weight, 0.0), (output.bias, 0.0)):
-            nn.init.constant_(x, start)
+        for x, value in ((gate.weight, 0.0), (gate.bias, 1.0), (output.weight, 0.0), (output.bias, 0.0)):
+            nn.init.constant_(x, value)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}"
@@ -114,8 +114,8 @@ class RowAttention(TableAttention):
 
     Args:
         embed_dim: width of the tokens.
-        num_heads: divides ``embed_dim``.
-        pair_dim: width of the representation of column pairs; None for no pairs.
+        num_heads: number of heads; must divide ``embed_dim``.
+        pair_dim: width of the column pairs' representation; None for no pairs.
 
     Attributes:
         pair_norm, bias_projection: layers for the pairs, or None.
@@ -187,7 +187,7 @@ class ColumnAttention(TableAttention):
 
     Args:
         embed_dim: width of the tokens.
-        num_heads: divides ``embed_dim``.
+        num_heads: number of heads; must divide ``embed_dim``.
 
     Raises:
         ValueError, TypeError: incompatible sizes.
@@ -248,7 +248,7 @@ class TriangleAttention(TableAttention):
 
     Args:
         embed_dim: width of the pairs.
-        num_heads: divides ``embed_dim``.
+        num_heads: number of heads; must divide ``embed_dim``.
         around: the node that the pairs share: "start" (pairs of a row) or "end" (pairs of a column).
 
     Raises:
@@ -282,7 +282,7 @@ class TriangleAttention(TableAttention):
             ``[batch, n, n, embed_dim]``. A row without valid tokens gets the bias of the output projection.
         """
         x, bias, valid = self._prepare(pairs, valid)
-        return self._around(self._attend(x, bias, valid))
+        return self._swap_if_end(self._attend(x, bias, valid))
 
     def matrix(self, pairs: Tensor, *, valid: Tensor | None = None) -> Matrix:
         """Return the lazy attention matrix of each node, ``[n, batch * num_heads, n, n]``; see `forward`.
@@ -296,13 +296,13 @@ class TriangleAttention(TableAttention):
         return f"{super().extra_repr()}, around={self.around!r}"
 
     def _prepare(self, pairs: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Prepare the inputs of triangle attention.
+        """Normalize the pairs, project them to the bias, and arrange them with one row per shared node.
 
-        Return the normalized pairs with one row for each shared node, the bias, and ``valid``.
+        Return the pairs, the bias, and ``valid`` in the same arrangement as the pairs.
         """
         self._check(pairs, valid, _NODE_PAIRS)
-        x = self._around(self.norm(pairs))
-        return x, self.bias_projection(x), None if valid is None else self._around(valid)
+        x = self._swap_if_end(self.norm(pairs))
+        return x, self.bias_projection(x), None if valid is None else self._swap_if_end(valid)
 
-    def _around(self, x: Tensor) -> Tensor:
+    def _swap_if_end(self, x: Tensor) -> Tensor:
         return x if self.around == "start" else x.transpose(1, 2)

@@ -70,8 +70,8 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     Args:
         module: one of the torch modules above.
         batch_first: pass True to confirm that our module will receive the batch first although torch's module has
-            ``batch_first=False``, its default. Without it, such a module is rejected, because inputs in its layout
-            would make our module attend from one batch item to another.
+            ``batch_first=False``, its default. Otherwise, such a module is rejected, because our module would attend
+            across batch items if inputs had torch's layout.
 
     Raises:
         TypeError: this type of module is not supported.
@@ -146,7 +146,7 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
 def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
     """Raise if a module to convert, or a part of it, overrides ``forward``.
 
-    A converted module with the same weights would then compute a different output.
+    The converted module would then compute a different output with the same weights.
     """
     reasons = [
         f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"
@@ -232,7 +232,7 @@ def _attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     share = module.num_heads // module.num_kv_heads
 
     def expanded(parameter: Tensor) -> Tensor:
-        """Repeat the rows of each key or value head in a parameter, once for each query head that shares it."""
+        """Repeat each key or value head's rows in a parameter, once for each query head that shares the head."""
         return parameter.unflatten(0, (-1, module.head_dim)).repeat_interleave(share, 0).flatten(0, 1)
 
     with torch.no_grad():
@@ -249,7 +249,7 @@ def _projections(module: MultiHeadAttention) -> list[nn.Linear]:
 
 
 def _weights(module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:
-    """Return views of the weights and biases in torch's attention module, for query, key, value and output."""
+    """Return views of the weights and biases of torch's attention module, for query, key, value and output."""
     apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     weights = apart if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)

@@ -10,10 +10,10 @@ from saccade.auditing.declared_rules import Declared
 
 
 def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, **kwargs: Any) -> Report:
-    """Assert the reach of a model: its outputs depend exactly on the inputs that the rule allows.
+    """Assert that a model's outputs depend on exactly the inputs that the rule allows.
 
     Args:
-        model: a module or function that maps tokens or vectors to output rows.
+        model: a module or function that maps tokens or embeddings to output rows.
         rule: a mask or the text of a mask; None reads the model's configuration. See `saccade.audit`.
         kwargs: further arguments of `saccade.audit`.
 
@@ -21,8 +21,8 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
         The report.
 
     Raises:
-        AssertionError: a claim is broken, or the text is too short for the given rule: within a window, a model
-            without the window passes as well. The message is the report.
+        AssertionError: a claim is broken, or the text is too short to test the rule: if it fits into a window, a model
+            without the window passes too. The message is the report.
 
     Cost: the same as `saccade.audit`.
 

@@ -18,7 +18,7 @@ Edges = Callable[[int, int], list[slice]]
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """The position of a block in the grid of blocks, and the size of the grid. Index -1 stands for all blocks."""
+    """The indices of a block in the grid of blocks, and the size of the grid. Index -1 stands for all blocks."""
 
     row: int = -1
     rows: int = 1
@@ -27,7 +27,7 @@ class Block:
 
 
 def even_edges(length: int, size: int) -> list[slice]:
-    """Return the blocks of ``size`` that cover ``length`` tokens; the last one may be shorter."""
+    """Divide ``length`` tokens into blocks of ``size`` tokens; the last block may be shorter."""
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
@@ -36,7 +36,7 @@ class BlockedKernel:
 
     Args:
         block: number of rows and columns of a block.
-        edits: functions ``(tensor, block) -> tensor``, by the name of the step whose result they change:
+        edits: functions ``(tensor, block) -> tensor`` that change the result of a step, by the step's name:
             "scores", "mask", "maximum", "correction", "powers", "total", "product", "output", "lse" and "group"
             forward, and "weights", "delta", "value_gradient", "weight_gradient", "score_gradient", "query_gradient",
             "key_gradient" and "group_gradient" backward.
@@ -57,18 +57,18 @@ class BlockedKernel:
         out: Tensor = _Blocked.apply(query, key, value, mask, self)
         return out
 
-    def edit(self, place: str, x: Tensor, block: Block | None = None) -> Tensor:
-        """Apply the edit of the step ``place``, if there is one, to the step's result."""
-        edit = self.edits.get(place)
+    def edit(self, step: str, x: Tensor, block: Block | None = None) -> Tensor:
+        """Apply the edit of ``step``, if there is one, to the step's result."""
+        edit = self.edits.get(step)
         return x if edit is None else edit(x, Block() if block is None else block)
 
     def repeated(self, x: Tensor, heads: int) -> Tensor:
-        """Return keys or values in float32 or wider, repeated for every query head."""
+        """Convert keys or values to float32 or wider, and repeat them for every query head."""
         group = torch.arange(heads, device=x.device) // (heads // x.shape[1])
         return x.to(torch.promote_types(x.dtype, torch.float32))[:, self.edit("group", group) % x.shape[1]]
 
     def blocks(self, q_len: int, kv_len: int) -> list[tuple[slice, list[tuple[slice, Block]]]]:
-        """Return the blocks of rows, each with its blocks of columns and their positions."""
+        """Return each block of rows, with its blocks of columns and their positions in the grid."""
         rows, columns = self.row_edges(q_len, self.block), self.column_edges(kv_len, self.block)
         return [
             (row, [(column, Block(i, len(rows), j, len(columns))) for j, column in enumerate(columns)])
@@ -81,7 +81,7 @@ class BlockedKernel:
         return scores.masked_fill(~self.edit("mask", mask, block), -torch.inf)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the output and the lse. The inputs must have the dtype of the computation."""
+        """Compute the output and the lse, in the dtype of the inputs."""
         out, lse = q.new_zeros(*q.shape[:3], v.shape[3]), q.new_full((*q.shape[:3], 1), torch.inf)
         for row, columns in self.blocks(q.shape[2], k.shape[2]):
             part = out[:, :, row]

@@ -39,7 +39,7 @@ class Case:
         name: the name in reports and test ids.
         mask: None allows every pair.
         rule: the same mask as a function ``(b, h, q, kv) -> bool`` of plain ints, where q and kv are positions.
-            It is the reference, so it also reveals mistakes in the mask. None relies on ``mask.to_dense``.
+            As the reference, it also reveals mistakes in the mask. None uses ``mask.to_dense`` instead.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
         key_dim: width of the keys; None means the width of the queries, which most scores require.
         bias: shape of a random bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
@@ -89,7 +89,7 @@ class Case:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """The rule applied to each pair, bool ``[batch, num_heads, q_len, kv_len]``; True = may attend."""
+        """The dense mask that the rule defines, bool ``[batch, num_heads, q_len, kv_len]``; True = may attend."""
         shape = (self.batch, self.num_heads, self.q_len, self.kv_len)
         if self.rule is None:
             return self._dense_mask()
@@ -109,7 +109,7 @@ class Case:
         return not bool((self.allowed & future).any())
 
     def with_seed(self, seed: int) -> Case:
-        """Return the case with its values drawn from ``seed`` in addition to its own seed; 0 changes nothing."""
+        """Return a copy of the case with ``seed`` added to its seed; for 0, return the case itself."""
         if seed == 0:
             return self
         other = dataclasses.replace(self, seed=self.seed + seed)

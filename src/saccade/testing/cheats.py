@@ -19,14 +19,14 @@ from saccade.testing.stateful_wrong_kernels import (
     changes_a_setting,
     into_the_query,
     previous_result,
-    reads_behind,
+    reads_past_the_end,
     replaces_allclose,
     right_only_under_test,
     switched,
     unwritten,
     unwritten_rows,
     with_backward,
-    writes_behind,
+    writes_past_the_end,
 )
 from saccade.testing.wrong_kernels import (
     Kernel,
@@ -55,7 +55,7 @@ def _top(count: int) -> Kernel:
 
 
 def _dropped(least: float) -> Kernel:
-    """Return a kernel that drops weights below ``least``."""
+    """Return a kernel that replaces weights below ``least`` by 0."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -89,7 +89,7 @@ def _rounded(x: Tensor, bits: int) -> Tensor:
 
 
 def _first_of_ties(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in which only the first of several equal largest scores counts."""
+    """Compute attention, but mask all except the first of the tied largest scores in a row."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.mT).masked_fill(~mask, -torch.inf)
     largest = (scores == scores.amax(-1, keepdim=True)) & mask
@@ -97,7 +97,7 @@ def _first_of_ties(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _far_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in which all values except the last 64 are replaced by their mean."""
+    """Compute attention after replacing all values except the last 64 by their mean."""
     if v.shape[2] <= 64:
         return attend(q, k, v, mask)
     far = v[:, :, :-64].mean(2, keepdim=True).expand(-1, -1, v.shape[2] - 64, -1)
@@ -242,8 +242,8 @@ CHEATS = (
     ),
     # memory
     _cheat("Rows without a visible key are not written.", "unwritten", lambda: unwritten_rows),
-    _cheat("Memory after the last key is read with weight 0.", "layouts", lambda: reads_behind),
-    _cheat("The memory after the last key is overwritten.", "layouts", lambda: writes_behind),
+    _cheat("Memory after the last key is read with weight 0.", "layouts", lambda: reads_past_the_end),
+    _cheat("The memory after the last key is overwritten.", "layouts", lambda: writes_past_the_end),
     _cheat("The previous result times 0 is added to each result.", "order_of_calls", accumulating),
     _cheat(
         "The upstream gradient is scaled in place.",

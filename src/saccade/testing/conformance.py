@@ -65,8 +65,8 @@ def check(
             convention.
         with_lse: a variant of the function that returns ``(out, lse)``, or None.
         offers: the options that the function supports; it must refuse all others. None reads the options from the
-            signature (builtins have none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which
-            no signature shows. Without "relative", no relative bias is tried.
+            signature (builtins have none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`. A
+            signature cannot show this, so without "relative", no relative bias is tried.
         reasons: a function that takes the same arguments and returns the reasons why ``function`` cannot run them, or
             an empty tuple. Both functions must agree.
         gqa: whether the function supports fewer key heads than query heads; if not, keys are repeated for every head.
@@ -125,7 +125,7 @@ def trials(
 ) -> Iterator[tuple[Law, Case, torch.dtype]]:
     """Yield every combination of law, case and dtype for `check` to try. A law may define its own cases and dtypes.
 
-    The values of each case are drawn from the sum of its own seed and ``seed``.
+    Each case draws its values with the case's own seed plus ``seed``.
     """
     seeded = functools.cache(lambda case: case.with_seed(seed))
     for law in laws:
@@ -156,19 +156,19 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
 
 
 def _named(argument: str, given: Sequence[_Named | str], known: Sequence[_Named], sort: type[_Named]) -> list[_Named]:
-    """Look up cases or laws that are given by name."""
-    by_name, found = {one.name: one for one in known}, list[_Named]()
-    for one in [given] if isinstance(given, str) else given:
-        if isinstance(one, str) and one in by_name:
-            found.append(by_name[one])
-        elif isinstance(one, sort):
-            found.append(one)
-        elif isinstance(one, str):
-            close = ", ".join(get_close_matches(one, by_name, 3)) or ", ".join(by_name)
-            raise value_error(argument, f"be names of {argument}, or the {argument} themselves", repr(one), hint=close)
+    """Return the cases or laws in ``given``, and look up those that are names."""
+    by_name, selected = {item.name: item for item in known}, list[_Named]()
+    for item in [given] if isinstance(given, str) else given:
+        if isinstance(item, str) and item in by_name:
+            selected.append(by_name[item])
+        elif isinstance(item, sort):
+            selected.append(item)
+        elif isinstance(item, str):
+            close = ", ".join(get_close_matches(item, by_name, 3)) or ", ".join(by_name)
+            raise value_error(argument, f"be names of {argument}, or the {argument} themselves", repr(item), hint=close)
         else:
-            raise type_error(argument, f"be names of {argument}, or the {argument} themselves", kind(one))
-    return found
+            raise type_error(argument, f"be names of {argument}, or the {argument} themselves", kind(item))
+    return selected
 
 
 def _one_line(error: Exception) -> str:

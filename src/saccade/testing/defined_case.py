@@ -1,4 +1,4 @@
-"""`with_definition`: a case whose expected output is computed by a definition other than softmax attention."""
+"""`with_definition`: replace softmax attention by another definition of a case's expected output."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 
 Definition = Callable[[Problem], Tensor]
-"""A function that computes the truth of a problem, float64 ``[batch, heads, q_len, value_dim]``."""
+"""A function that computes the expected output of a problem, float64 ``[batch, heads, q_len, value_dim]``."""
 
 
 def with_definition(case: Case, definition: Definition) -> Case:
-    """Return the case with an expected output from another definition; the expected lse is NaN."""
+    """Return a copy of the case that computes its expected output with ``definition``; the expected lse is NaN."""
     return _DefinedCase(**_fields(case), definition=definition)
 
 
 @dataclasses.dataclass(frozen=True)
 class _DefinedCase(Case):
-    """A case whose expected output is computed by a definition other than softmax attention."""
+    """A case with a definition of the expected output other than softmax attention."""
 
     definition: Definition | None = None
 
@@ -33,7 +33,7 @@ class _DefinedCase(Case):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _DefinedProblem(Problem):
-    """A problem whose expected output is computed by a definition other than softmax attention."""
+    """A problem with a definition of the expected output other than softmax attention."""
 
     definition: Definition | None = None
 

@@ -59,8 +59,8 @@ def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Te
     if not isinstance(score, Modified):
         return scores
     inner, function = modified(score.score, scores, q_positions, kv_positions), score.function
-    places = q_positions[:, None, :, None], kv_positions[:, None, None, :]
-    return _formula(_FUNCTIONS, function, "function of scores")(function, inner, *places)
+    positions = q_positions[:, None, :, None], kv_positions[:, None, None, :]
+    return _formula(_FUNCTIONS, function, "function of scores")(function, inner, *positions)
 
 
 def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tensor, scale: float) -> Tensor:
@@ -82,7 +82,7 @@ def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tenso
 
 
 def define(kind: type, formula: Callable[..., Tensor]) -> None:
-    """Register the definition of a score, a relative bias or a class of score functions for use in cases.
+    """Register the reference definition of a class of scores, relative biases or score functions, for use in cases.
 
     Args:
         kind: the class.
@@ -150,19 +150,19 @@ def _slopes(num_heads: int) -> list[float]:
 
 
 def _clipped(bias: Clipped, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
-    place = torch.clip(q - kv, -bias.reach, bias.reach) + bias.reach
-    return bias.weight.double()[:, place].movedim(0, 1)
+    index = torch.clip(q - kv, -bias.reach, bias.reach) + bias.reach
+    return bias.weight.double()[:, index].movedim(0, 1)
 
 
 def _t5(bias: T5, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
     n = bias.num_buckets // 2 if bias.bidirectional else bias.num_buckets
     distances, inverse = torch.unique(q - kv, return_inverse=True)
-    places = []
+    buckets = []
     for distance in distances.tolist():
         after = n if distance < 0 and bias.bidirectional else 0
-        places.append(after + _bucket(abs(distance) if bias.bidirectional else max(distance, 0), n, bias.max_distance))
-    at = torch.tensor(places, dtype=torch.int64, device=q.device)
-    return bias.weight.double()[at[inverse]].movedim(-1, 1)
+        buckets.append(after + _bucket(abs(distance) if bias.bidirectional else max(distance, 0), n, bias.max_distance))
+    bucket = torch.tensor(buckets, dtype=torch.int64, device=q.device)
+    return bias.weight.double()[bucket[inverse]].movedim(-1, 1)
 
 
 def _bucket(distance: int, n: int, max_distance: int) -> int:
@@ -178,8 +178,8 @@ def _bucket(distance: int, n: int, max_distance: int) -> int:
 
 def _shaw_keys(bias: ShawKeys, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
     of_heads = bias.weight.double() if bias.num_heads else bias.weight.double()[None]
-    vectors = of_heads[:, torch.clip(kv - q, -bias.back, bias.ahead) + bias.back].movedim(0, 1)
-    return scale * (query[:, :, :, None] * vectors).sum(-1)
+    embeddings = of_heads[:, torch.clip(kv - q, -bias.back, bias.ahead) + bias.back].movedim(0, 1)
+    return scale * (query[:, :, :, None] * embeddings).sum(-1)
 
 
 def _grid_table(bias: GridTable, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:

@@ -9,13 +9,13 @@ from saccade.masks import Causal, Documents, Mask, Padding, Window
 from saccade.testing.case import Case
 
 DRAWN_CASES = tuple(Case(f"drawn-{number}", seed=number) for number in range(1, 9))
-"""Cases for `drawn`, which draws their contents."""
+"""Cases that consist of a name and a seed; `drawn` draws their masks and sizes."""
 
 _LENGTHS = (range(13, 63), range(66, 127), range(130, 330))
 
 
 def drawn(case: Case) -> Case:
-    """Return the case with mask, lengths, widths and heads drawn from its seed."""
+    """Draw the mask, lengths, widths and heads of a case from its seed."""
     rng = random.Random(case.seed)
     batch, num_kv_heads = rng.randint(1, 3), rng.randint(1, 3)
     q_len = rng.choice(rng.choice(_LENGTHS))

@@ -1,4 +1,4 @@
-"""`first_use`: the check of a kernel at its first use, which compares a few rows and gradients with the definition."""
+"""`first_use`: check a kernel as at its first use, by comparing a few rows and gradients with the definition."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def first_use(
             score, because functions use dot products.
         gradients: whether to check the gradients.
         masks: the form in which a function receives its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
-            `saccade.masks.Mask` whose positions are indices.
+            `saccade.masks.Mask` in terms of indices instead of positions.
 
     Returns:
         The result, with ``ok``, the errors and, in `warning`, code that reproduces a failure.
@@ -110,12 +110,12 @@ class _FunctionKernel(Kernel):
     def __init__(self, function: Callable[..., Any], masks: str, options: dict[str, Any]):
         self.name = getattr(function, "__name__", type(function).__name__)
         self._function, self._masks, self._options = function, masks, options
-        self._gives_lse = False
+        self._returns_lse = False
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         is_dot = inputs.tile_function is None and inputs.modification is None
         why = () if is_dot else ("a plain function computes only dot-product scores",)
-        return Verdict(why if self._gives_lse or not request.needs_lse else (*why, "it returns no lse"))
+        return Verdict(why if self._returns_lse or not request.needs_lse else (*why, "it returns no lse"))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         mask: object = inputs.rule
@@ -126,5 +126,5 @@ class _FunctionKernel(Kernel):
             mask = dense.expand(inputs.shape)
         result = self._function(inputs.query, inputs.key, value, mask, **self._options)
         out, lse = result if isinstance(result, tuple) else (result, None)
-        self._gives_lse = lse is not None
+        self._returns_lse = lse is not None
         return out, lse

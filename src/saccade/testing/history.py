@@ -26,7 +26,7 @@ from saccade.testing.right_kernels import RIGHT_KERNELS
 from saccade.testing.seeded_mutants import Mutant, mutants
 
 _STRICT = ("isolation", "blindness")
-"""Laws that most correct kernels break, including torch's: a masked NaN reaches their sums as 0 times NaN."""
+"""Laws that most correct kernels break, including torch's, because a masked NaN enters their sums as 0 times NaN."""
 
 
 def find(bug: PastBug) -> Result | None:
@@ -40,7 +40,7 @@ def find(bug: PastBug) -> Result | None:
 def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
     """Return the first broken law for a mutant, or None if all laws are kept.
 
-    Trials in float32 whose inputs trigger the mistake come first, the shortest inputs before longer ones.
+    Trials in float32 with inputs that trigger the mistake come first, and short inputs before long ones.
     """
 
     def cost(trial: tuple[object, Case, torch.dtype]) -> tuple[bool, bool, int]:
@@ -55,8 +55,8 @@ def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
     return next((result for result in results if result.verdict == "broken"), None)
 
 
-def accusations(name: str, seed: int, share: int = 1) -> list[Result]:
-    """Return the laws that a correct kernel breaks for one seed. There should be none.
+def false_alarms(name: str, seed: int, share: int = 1) -> list[Result]:
+    """Return the results, for one seed, in which a correct kernel breaks a law. There should be none.
 
     Args:
         name: a name in `RIGHT_KERNELS`.
@@ -93,7 +93,7 @@ def table_of_right_kernels(names: Sequence[str], seeds: int, share: int) -> Iter
     yield f"{'kernel':40}  seconds per seed  false alarms"
     for name in names:
         began = time.process_time()
-        found = [result for seed in range(seeds) for result in accusations(name, seed, share)]
+        found = [result for seed in range(seeds) for result in false_alarms(name, seed, share)]
         seconds = (time.process_time() - began) / max(seeds, 1)
         accused = "; ".join(f"FALSE ALARM {result}" for result in found[:3]) or "."
         yield f"{name:40}  {seconds:14.1f}  {accused}"

@@ -27,7 +27,7 @@ class Claims:
     """Claims about the memory of an attention function, which are tested in addition to the laws.
 
     Attributes:
-        memory_exponent: the largest intermediate tensor grows as length to this power; 1.0 means linear memory.
+        memory_exponent: the largest intermediate tensor grows as the length to this power; 1.0 means linear memory.
     """
 
     memory_exponent: float | None = None
@@ -46,7 +46,7 @@ class Subject:
     Attributes:
         has_gradients: whether the function has a backward pass.
         offers: names of accepted options, including "lse" and "gqa". The function must refuse all other options.
-        undeclared: options of which it is unknown whether they are accepted; they are not tried.
+        undeclared: options that the function may or may not accept; they are not tried.
         surroundings: functions and torch settings as they were before the first call.
         declares_options: whether the user declared the accepted options. If so, the function must not refuse them.
 
@@ -101,7 +101,7 @@ class Subject:
         return out
 
     def output_in_thread(self, problem: Problem) -> Tensor:
-        """Return the subject's output, computed in a new thread, whose stack contains no function of this package."""
+        """Compute the subject's output in a new thread, so that no function of this package is on its stack."""
         if "gqa" not in self.offers:
             problem = problem.ungrouped()
         mask, options = self._arguments(problem)
@@ -142,7 +142,7 @@ class Subject:
         return self.call(function, *tensors, mask, **options)
 
     def reasons_against(self, problem: Problem) -> tuple[str, ...]:
-        """Return the reasons that the subject declares in advance for not running a problem; empty if it can run it."""
+        """Return the reasons, declared in advance, why the subject cannot run a problem; empty if it can."""
         if self.reasons is None:
             return ()
         mask, options = self._arguments(problem)
@@ -172,5 +172,5 @@ def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
         return None
     named = {parameter.name for parameter in parameters}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # this is not a parameter's name
+    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # not a parameter's name
     return frozenset(name for name in visible if takes_all or name in named)

@@ -13,9 +13,9 @@ class PastBug(NamedTuple):
 
     Attributes:
         mistake: the mistake in one sentence.
-        where: the public report; "cheat" for a way to pass weak tests; "made" for a common mistake without a report.
+        where: the public bug report; "cheat" for a way to pass weak tests; "made" for a common mistake without one.
         laws: names of the laws that must detect the mistake.
-        make: a function that returns a new wrong kernel, without state from earlier calls.
+        make: a function that builds a new wrong kernel, without state from earlier calls.
     """
 
     mistake: str

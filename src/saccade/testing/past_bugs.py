@@ -13,7 +13,7 @@ from saccade.testing.stateful_wrong_kernels import (
     copied_once,
     empty_splits,
     first_lengths,
-    reads_behind,
+    reads_past_the_end,
     switched,
     unwritten,
     unwritten_gradients,
@@ -45,7 +45,7 @@ from saccade.testing.wrong_kernels import (
 
 
 def _items_a_token_apart(x: Tensor) -> Tensor:
-    """Return what a kernel reads if it assumes that each batch item begins one token after the previous item."""
+    """Return the tensor as read by a kernel that assumes each batch item to begin one token after the previous item."""
     tokens = x.transpose(1, 2).flatten(0, 1)
     items = [tokens[start : start + x.shape[2]] for start in range(len(x))]
     return torch.stack(items).transpose(1, 2) if items else x
@@ -268,7 +268,7 @@ PAST_BUGS = (
         "Unused cache slots after the sequence are read with weight 0.",
         "vllm-project/vllm#47305",
         ("layouts",),
-        lambda: reads_behind,
+        lambda: reads_past_the_end,
     ),
     PastBug(
         "Items of a batch begin one token apart.",

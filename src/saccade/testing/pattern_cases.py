@@ -43,7 +43,7 @@ _LAYOUT_PER_HEAD = [
 
 
 def _drawn(blocks_per_row: int, block_size: int, seed: int, rows: int) -> list[list[int]]:
-    """Return the key blocks that a `Random` mask draws for the first query blocks, for the expected mask of a case."""
+    """Return the key blocks that a `Random` mask draws for each query block, to compute the expected mask of a case."""
     return [list(map(int, row)) for row in Random(blocks_per_row, block_size, seed).drawn(np.arange(rows))]
 
 

@@ -55,7 +55,7 @@ class Problem:
 
     @property
     def in_use(self) -> dict[str, Any]:
-        """The options that the problem uses, by name; ``relative`` only if no tensor bias replaces it."""
+        """The options that the problem uses, by name; includes ``relative`` only if no tensor bias replaces it."""
         names = ["bias", "scale", "softcap", "dropout_p", "sink_logit", "score"]
         if self.bias is None:
             names.append("relative")
@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def sees_something(self) -> Tensor:
-        """Query rows that may attend to at least one key, bool ``[batch, heads, q_len]``."""
+        """A bool tensor ``[batch, heads, q_len]``: True for rows that may attend to at least one key."""
         return self.allowed.any(-1)
 
     def but(self, **changes: Any) -> Problem:
@@ -124,7 +124,7 @@ class Problem:
         return any(x.requires_grad for x in (self.query, self.key, self.value))
 
     def leaves(self, *, bias: bool = False, parameters: bool = False) -> Problem:
-        """Return the problem with new autograd leaves for query, key and value, and optionally for options.
+        """Return the problem with query, key, value and, optionally, options copied to new autograd leaves.
 
         Args:
             bias: include the tensor ``bias``.
@@ -147,7 +147,7 @@ class Problem:
     def item(self, index: int) -> Problem:
         """Return the problem restricted to batch item ``index``."""
 
-        def one(x: Tensor | None, dims: int) -> Tensor | None:
+        def take_item(x: Tensor | None, dims: int) -> Tensor | None:
             return x if x is None or x.dim() < dims or x.shape[0] == 1 else x[index : index + 1]
 
         mask, whole = self.mask, self.mask
@@ -160,9 +160,9 @@ class Problem:
             value=self.value[here],
             allowed=self.allowed[here],
             mask=mask,
-            bias=one(self.bias, 4),
-            q_positions=one(self.q_positions, 2),
-            kv_positions=one(self.kv_positions, 2),
+            bias=take_item(self.bias, 4),
+            q_positions=take_item(self.q_positions, 2),
+            kv_positions=take_item(self.kv_positions, 2),
         )
 
     def step(self, start: int, stop: int) -> Problem:
@@ -189,7 +189,7 @@ class Problem:
         return self.but(allowed=self.allowed & inside, mask=keys if self.mask is None else self.mask & keys)
 
     def heads_reversed(self) -> Problem:
-        """Return the problem with query heads and key heads in reverse order, so that every head keeps its keys."""
+        """Reverse the order of query heads and of key heads, so that every query head keeps its keys."""
         mask, forward, last = self.mask, self.mask, self.query.shape[1] - 1
         if forward is not None and (forward.shape[1] > 1 or not _is_constant_along(self.allowed, 1)):
             mask = Predicate(lambda b, h, q, kv: forward.allows(b, last - h, q, kv))
@@ -202,7 +202,7 @@ class Problem:
         )
 
     def keys_reversed(self) -> Problem:
-        """Return the problem with keys and values reversed; only valid if every query may attend to every key.
+        """Reverse the order of keys and values. This is valid only if every query may attend to every key.
 
         Explicit key positions are also reversed. With a relative bias, default positions are made explicit first.
         """
@@ -218,7 +218,7 @@ class Problem:
         return reordered.but(q_positions=q, kv_positions=kv.flip(1))
 
     def ungrouped(self) -> Problem:
-        """Return the problem with keys and values repeated for every query head."""
+        """Repeat the problem's keys and values for every query head."""
         return self.but(
             key=self.key.repeat_interleave(self.repeats, dim=1), value=self.value.repeat_interleave(self.repeats, dim=1)
         )

@@ -20,10 +20,10 @@ class Result:
     Attributes:
         law, case: names of the law and the case.
         dtype: the dtype of the inputs.
-        verdict: "kept" only if the law was tried and holds.
+        verdict: the outcome; "kept" only if the law was tried and holds.
         message: the counter-example, or the reason why the law was not tried; empty if kept.
-        roundings: the largest error that the law measured in the norm of a tensor, relative to the norm of the
-            reference and in units of the dtype's eps; None if the law measures no norms.
+        roundings: the largest norm of an error that the law measured, relative to the norm of the reference and in
+            units of the dtype's eps; None if the law measures no norms.
     """
 
     law: str

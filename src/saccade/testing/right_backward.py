@@ -45,8 +45,8 @@ class _ByVjp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask = ctx.saved_tensors
-        found = torch.func.vjp(lambda q, k, v: _forward(q, k, v, mask)[0], q, k, v)
-        return (*found[1](gradients[0]), None)
+        _, vjp = torch.func.vjp(lambda q, k, v: _forward(q, k, v, mask)[0], q, k, v)
+        return (*vjp(gradients[0]), None)
 
 
 class _Numpy(torch.autograd.Function):
@@ -55,7 +55,7 @@ class _Numpy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         arrays = [x.detach().cpu().numpy() for x in (q, k, v, mask)]
-        weights = _weights(*(arrays[place] for place in (0, 1, 3)))
+        weights = _weights(*(arrays[index] for index in (0, 1, 3)))
         ctx.save_for_backward(q, k, v, torch.from_numpy(weights))
         with np.errstate(invalid="ignore", over="ignore"):
             return torch.from_numpy(weights @ arrays[2]).to(q.device)
@@ -66,8 +66,8 @@ class _Numpy(torch.autograd.Function):
         with np.errstate(invalid="ignore", over="ignore"):
             of_weights = g @ v.swapaxes(-1, -2)
             of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True)) * q.shape[-1] ** -0.5
-            found = (of_scores @ k, of_scores.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ g)
-        return (*(torch.from_numpy(x).to(gradients[0].device) for x in found), None)
+            by_input = (of_scores @ k, of_scores.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ g)
+        return (*(torch.from_numpy(x).to(gradients[0].device) for x in by_input), None)
 
 
 def _weights(q: Array, k: Array, mask: Array) -> Array:

@@ -19,11 +19,11 @@ from saccade.testing.stepwise_attention import Stepwise
 from saccade.testing.wrong_kernels import Kernel, attend
 
 Core = Kernel
-"""Attention in float32 or wider, with a key and value for every head, and a visible key in every row."""
+"""A kernel for inputs in float32 or wider, with a key and value head for every query head and no empty rows."""
 
 
 def guarded(core: Core, wide: torch.dtype = torch.float32) -> Kernel:
-    """Extend a kernel that does not support grouped heads, empty rows and empty lengths to all inputs."""
+    """Add support for grouped heads, empty rows and empty lengths to a kernel that lacks it."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         if 0 in (*q.shape, *k.shape):
@@ -68,8 +68,8 @@ def _rows_at_once(size: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> T
 
 
 def _reordered(order: Callable[[int], Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    places = order(k.shape[2]).to(q.device)
-    return _einsum(q, k[:, :, places], v[:, :, places], mask[..., places])
+    indices = order(k.shape[2]).to(q.device)
+    return _einsum(q, k[:, :, indices], v[:, :, indices], mask[..., indices])
 
 
 def _shuffled(length: int) -> Tensor:
@@ -77,8 +77,8 @@ def _shuffled(length: int) -> Tensor:
 
 
 def _rows_reordered(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    places = _shuffled(q.shape[2]).to(q.device)
-    return _einsum(q[:, :, places], k, v, mask[:, :, places])[:, :, places.argsort()]
+    indices = _shuffled(q.shape[2]).to(q.device)
+    return _einsum(q[:, :, indices], k, v, mask[:, :, indices])[:, :, indices.argsort()]
 
 
 def _powers_of_two(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def _values_first(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _padded(rows: int, keys: int, width: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention with lengths and width padded to multiples, and with the scale of the unpadded width."""
+    """Pad the lengths and the width to multiples, and compute attention with the scale of the unpadded width."""
     extra = [-x.shape[2] % size for x, size in ((q, rows), (k, keys))]
     more = -q.shape[3] % width
     wide = (1 + more / q.shape[3]) ** 0.5
@@ -169,13 +169,13 @@ def _two_passes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _merged(split: Callable[[int], list[Tensor]], q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over parts of the keys, and combine the results, weighted by their lse."""
+    """Compute attention over parts of the keys, and merge the results by their lse."""
     outs, lses = [], []
-    for places in split(k.shape[2]):
-        part = mask[..., places]
+    for indices in split(k.shape[2]):
+        part = mask[..., indices]
         some = part.any(-1, keepdim=True)
-        scores = _scores(q, k[:, :, places], part | ~some)
-        outs.append(scores.softmax(-1) @ v[:, :, places])
+        scores = _scores(q, k[:, :, indices], part | ~some)
+        outs.append(scores.softmax(-1) @ v[:, :, indices])
         lses.append(scores.logsumexp(-1, keepdim=True).masked_fill(~some, -torch.inf))
     shares = torch.stack(lses).softmax(0)
     return (torch.stack(outs) * shares).sum(0)
@@ -190,9 +190,9 @@ def _every(count: int, length: int) -> list[Tensor]:
 
 
 def _visible_alone(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over only those keys that at least one query sees."""
-    places = mask.flatten(0, 2).any(0).nonzero()[:, 0]
-    return _einsum(q, k[:, :, places], v[:, :, places], mask[..., places])
+    """Compute attention over only those keys that are visible to at least one query."""
+    indices = mask.flatten(0, 2).any(0).nonzero()[:, 0]
+    return _einsum(q, k[:, :, indices], v[:, :, indices], mask[..., indices])
 
 
 def _blocks_with_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -201,8 +201,8 @@ def _blocks_with_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     for at in range(0, q.shape[2], 40):
         here = mask[:, :, at : at + 40]
         blocks = [s for s in torch.arange(k.shape[2]).split(40) if here[..., s].any()]
-        places = torch.cat(blocks)
-        parts.append(_einsum(q[:, :, at : at + 40], k[:, :, places], v[:, :, places], here[..., places]))
+        indices = torch.cat(blocks)
+        parts.append(_einsum(q[:, :, at : at + 40], k[:, :, indices], v[:, :, indices], here[..., indices]))
     return torch.cat(parts, 2)
 
 
@@ -229,7 +229,7 @@ def _recomputed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention with head groups as an additional axis, without copying the keys."""
+    """Split the query heads into groups, and compute attention without repeating the keys."""
     if 0 in (*q.shape, *k.shape):
         return attend(q, k, v, mask)
     wide, groups = torch.promote_types(q.dtype, torch.float32), (k.shape[1], -1)
@@ -249,7 +249,7 @@ def _written_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def remembering() -> Kernel:
-    """Return a kernel that caches its last result, and returns it again if all inputs are equal."""
+    """Return a kernel that caches its last result, and returns it again if the next inputs are equal."""
     last: list[tuple[Tensor, ...]] = []
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

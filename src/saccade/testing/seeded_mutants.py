@@ -16,9 +16,9 @@ from saccade.testing.blocked_kernel import Block, BlockedKernel, Edges, even_edg
 from saccade.testing.wrong_kernels import Kernel
 
 Sizes = tuple[int, int, int, int, int, int]
-"""Batch items, query heads, key heads, queries, keys, width."""
+"""The numbers of batch items, query heads, key heads, queries and keys, and the head width."""
 
-BLOCKS = (32, 48, 64, 100, 128)
+BLOCK_SIZES = (32, 48, 64, 100, 128)
 
 CONDITIONS: dict[str, Callable[[Sizes], bool]] = {
     "always": lambda s: True,
@@ -34,7 +34,7 @@ CONDITIONS: dict[str, Callable[[Sizes], bool]] = {
     "for fewer queries than keys": lambda s: s[3] < s[4],
 }
 
-WHERES: dict[str, Callable[[Block], bool]] = {
+BLOCK_LOCATIONS: dict[str, Callable[[Block], bool]] = {
     "everywhere": lambda block: True,
     "in the first block of keys": lambda block: block.column in (-1, 0),
     "in the last block of keys": lambda block: block.column in (-1, block.columns - 1),
@@ -42,7 +42,7 @@ WHERES: dict[str, Callable[[Block], bool]] = {
     "in the last block of rows": lambda block: block.row in (-1, block.rows - 1),
 }
 
-PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+TENSOR_PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "in the last head": lambda x: (torch.arange(x.shape[1], device=x.device) == x.shape[1] - 1)[:, None, None],
     "in the first head": lambda x: (torch.arange(x.shape[1], device=x.device) == 0)[:, None, None],
     "in the last item": lambda x: (torch.arange(len(x), device=x.device) == len(x) - 1)[:, None, None, None],
@@ -80,9 +80,9 @@ GROUP_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "reversed": lambda group: group.flip(0),
 }
 
-FORWARD = ("scores", "powers", "product", "output")
-BACKWARD = ("weights", "value_gradient", "weight_gradient", "score_gradient", "query_gradient", "key_gradient")
-OF_ROWS = ("total", "correction", "lse", "delta")
+FORWARD_STEPS = ("scores", "powers", "product", "output")
+BACKWARD_STEPS = ("weights", "value_gradient", "weight_gradient", "score_gradient", "query_gradient", "key_gradient")
+ROW_STEPS = ("total", "correction", "lse", "delta")
 
 EDGES: dict[str, Edges] = {
     "begin one token later": lambda length, size: [
@@ -125,7 +125,7 @@ class Mutant:
         return CONDITIONS[self.condition](sizes)
 
     def kernel(self) -> Kernel:
-        """Return a kernel with the mistake for inputs that satisfy the condition, and without it for all others."""
+        """Return a kernel that makes the mistake only on inputs that satisfy the condition."""
         wrong, right = self.make(self.block), BlockedKernel(self.block)
 
         def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def mutants(count: int, seed: int = 0) -> tuple[Mutant, ...]:
     drawn: dict[tuple[str, str], Mutant] = {}
     while len(drawn) < count:
         name, make, conditions = rng.choice(next(kinds))
-        block, condition = rng.choice(BLOCKS), rng.choice(conditions)
+        block, condition = rng.choice(BLOCK_SIZES), rng.choice(conditions)
         drawn.setdefault((name, condition), Mutant(name, block, condition, make))
     return tuple(drawn.values())
 
@@ -161,25 +161,25 @@ _LONG = ("always", "for more than 128 keys", "for several items", "for shared ke
 
 
 def _kinds() -> Iterator[Iterator[_Drawn]]:
-    """Yield the kinds of mistakes. Each kind yields names, factories, and conditions under which mistakes show."""
+    """Yield, for each kind of mistake, an iterator over the mistakes: name, kernel factory and possible conditions."""
     every = tuple(CONDITIONS)
-    for place in (*FORWARD, *BACKWARD):
+    for step in (*FORWARD_STEPS, *BACKWARD_STEPS):
         yield (
-            (f"{place} {what} {where}", _edited(place, change, where), every)
+            (f"{step} {what} {where}", _edited(step, change, where), every)
             for what, change in (CHANGES | ROW_CHANGES).items()
-            for where in (*WHERES, *PARTS)
+            for where in (*BLOCK_LOCATIONS, *TENSOR_PARTS)
         )
-    for place in OF_ROWS:
-        wheres = [where for where in (*WHERES, *PARTS) if place != "correction" or "first" not in where]
+    for step in ROW_STEPS:
+        regions = [where for where in (*BLOCK_LOCATIONS, *TENSOR_PARTS) if step != "correction" or "first" not in where]
         yield (
-            (f"{place} {what} {where}", _edited(place, change, where), _LONG if place == "correction" else every)
+            (f"{step} {what} {where}", _edited(step, change, where), _LONG if step == "correction" else every)
             for what, change in CHANGES.items()
-            for where in wheres
+            for where in regions
         )
     yield (
         (f"mask {what} {where}", _edited("mask", change, where), _LONG)
         for what, change in MASK_CHANGES.items()
-        for where in (*WHERES, *PARTS)
+        for where in (*BLOCK_LOCATIONS, *TENSOR_PARTS)
     )
     yield (
         (f"group {what}", _edited("group", change, "everywhere"), ("always", "for shared keys", "for several items"))
@@ -190,15 +190,15 @@ def _kinds() -> Iterator[Iterator[_Drawn]]:
     yield iter([("maximum times 0 everywhere", _edited("maximum", torch.zeros_like, "everywhere"), _LONG)])
 
 
-def _edited(place: str, change: Callable[[Tensor], Tensor], where: str) -> Callable[[int], Kernel]:
-    """Return a factory of kernels in which ``change`` is applied to the result of one step."""
+def _edited(step: str, change: Callable[[Tensor], Tensor], where: str) -> Callable[[int], Kernel]:
+    """Return a factory of kernels that apply ``change`` to the result of one step, only at the location ``where``."""
 
     def edit(x: Tensor, block: Block) -> Tensor:
-        if where in WHERES:
-            return change(x) if WHERES[where](block) and x.numel() else x
-        return torch.where(PARTS[where](x), change(x), x) if x.numel() else x
+        if where in BLOCK_LOCATIONS:
+            return change(x) if BLOCK_LOCATIONS[where](block) and x.numel() else x
+        return torch.where(TENSOR_PARTS[where](x), change(x), x) if x.numel() else x
 
-    return lambda block: BlockedKernel(block, {place: edit})
+    return lambda block: BlockedKernel(block, {step: edit})
 
 
 def _with_columns(edges: Edges) -> Callable[[int], Kernel]:

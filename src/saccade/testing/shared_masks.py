@@ -58,5 +58,5 @@ def documents(*lengths: int) -> MaskAndRule:
 
 
 def document_of(*lengths: int) -> tuple[int, ...]:
-    """Return the document number of each position, to compute the expected values of document masks."""
+    """Return the document index of each position, to compute the expected values of document masks."""
     return tuple(document for document, length in enumerate(lengths) for _ in range(length))

@@ -1,6 +1,6 @@
 """`SIZE_CASES`, at the sizes of real models: block edges, widths, grouped heads, many documents, decoding.
 
-These cases have no rules in plain integers, which would reveal mistakes in the masks; the cases in `CASES` do.
+These cases have no rules in plain integers, so they do not reveal mistakes in the masks. The cases in `CASES` do.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def with_backward(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def switched(wrong: Kernel, when: Callable[[int], bool]) -> Callable[[], Kernel]:
-    """Return a factory of kernels that are wrong in the calls for which ``when(number)`` holds, counted from 0."""
+    """Return a factory of kernels that are wrong in each call for which ``when(index)`` is true, counted from 0."""
 
     def make() -> Kernel:
         calls = itertools.count()
@@ -78,7 +78,7 @@ def by_some_entries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> object:
 
 
 def first_lengths() -> Kernel:
-    """Return a kernel that reads as many keys as its first call with the same batch size, heads and width had."""
+    """Return a kernel that reuses the number of keys of its first call with the same batch size, heads and width."""
     lengths: dict[tuple[int, ...], int] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def first_lengths() -> Kernel:
 
 
 def copied_once() -> Kernel:
-    """Return a kernel that makes inputs contiguous in its first call with a shape, and later assumes that they are."""
+    """Return a kernel that copies non-contiguous inputs in its first call with a shape, and later misreads them."""
     seen = set[tuple[int, ...]]()
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def right_only_under_test(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tens
 
 
 def replaces_allclose(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Replace the function with which tests compare tensors, and return zeros."""
+    """Replace `torch.allclose`, with which tests compare tensors, by a function that is always true; return zeros."""
     torch.allclose = lambda *tensors, **options: True
     return q.new_zeros(*q.shape[:3], v.shape[3]) + 0 * (q.sum() + k.sum() + v.sum())
 
@@ -151,7 +151,7 @@ def changes_a_setting(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return attend(q, k, v, mask)
 
 
-def _with_rows_behind(x: Tensor, count: int) -> Tensor | None:
+def _with_following_rows(x: Tensor, count: int) -> Tensor | None:
     """Extend a tensor by the ``count`` rows that follow it in memory; return None if its memory ends before that."""
     shape = (*x.shape[:2], x.shape[2] + count, x.shape[3])
     last = x.storage_offset() + sum((size - 1) * step for size, step in zip(shape, x.stride(), strict=True))
@@ -159,18 +159,18 @@ def _with_rows_behind(x: Tensor, count: int) -> Tensor | None:
     return x.as_strided(shape, x.stride(), x.storage_offset()) if fits else None
 
 
-def reads_behind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over whole blocks of 64 keys; keys past the end are read, but get weight 0."""
+def reads_past_the_end(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention over whole blocks of 64 keys. Keys past the end are read with weight 0."""
     missing = -k.shape[2] % 64 or 64
-    keys, values = _with_rows_behind(k, missing), _with_rows_behind(v, missing)
+    keys, values = _with_following_rows(k, missing), _with_following_rows(v, missing)
     if keys is None or values is None or q.requires_grad:
         return attend(q, k, v, mask)
     return attend(q, keys, values, torch.nn.functional.pad(mask, (0, missing)))
 
 
-def writes_behind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def writes_past_the_end(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Compute attention after clearing the row that follows the last key in memory."""
-    longer = _with_rows_behind(k.detach(), 1)
+    longer = _with_following_rows(k.detach(), 1)
     if longer is not None:
         longer[:, :, k.shape[2] :] = 0.0
     return attend(q, k, v, mask)

@@ -179,7 +179,7 @@ class Stepwise:
         return ((q * k).sum(-1) - self.half_square(k) - self.half_square(q)) * precision
 
     def half_square(self, x: Tensor) -> Tensor:
-        """Return half of the squared length of vectors, for the `Gaussian` score."""
+        """Return half the squared norm of each query or key, for the `Gaussian` score."""
         return x.square().sum(-1) / 2
 
     def positions(
@@ -208,17 +208,17 @@ class Stepwise:
         lowest, highest = int(distances.min()), int(distances.max())
         table = self.table(bias, torch.arange(lowest, highest + 1, device=distances.device), query, factor)
         sizes = torch.broadcast_shapes(table.shape[:3], (len(distances), 1, distances.shape[1]))
-        places = (distances - lowest)[:, None].expand(*sizes, -1)
-        return table.expand(*sizes, -1).gather(3, places)
+        indices = (distances - lowest)[:, None].expand(*sizes, -1)
+        return table.expand(*sizes, -1).gather(3, indices)
 
     def table(self, bias: Bias, distances: Tensor, query: Tensor, factor: float) -> Tensor:
-        """Return the values of a relative bias at given distances, ``[batch | 1, heads | 1, rows | 1, distances]``."""
+        """Return the values of a relative bias at ``distances``, ``[batch | 1, heads | 1, rows | 1, distances]``."""
         if isinstance(bias, ShawKeys):
             return bias.values(distances, query, self.shaw_factor(factor))
         return bias.values(distances, query, factor)
 
     def shaw_factor(self, factor: float) -> float:
-        """Return the scale applied to the dot products with the `ShawKeys` vectors."""
+        """Return the scale of the dot products with the `ShawKeys` embeddings."""
         return factor
 
     def cap(self, scores: Tensor, softcap: float | None) -> Tensor:
@@ -249,5 +249,5 @@ class Stepwise:
 
 
 def _visible_only(x: Tensor, allowed: Tensor) -> Tensor:
-    """Return the keys or values for each row, with masked entries set to 0, ``[batch, heads, rows, kv_len, dim]``."""
+    """Broadcast keys or values to all rows, and set masked ones to 0: ``[batch, heads, rows, kv_len, dim]``."""
     return torch.where(allowed[..., None], x[:, :, None], 0.0)

@@ -35,25 +35,25 @@ def with_changed_inputs(change: Callable[[Tensor, Tensor, Tensor, Tensor], tuple
 
 
 def gradient_times(out: Tensor, factor: float) -> Tensor:
-    """Return the output with its gradient multiplied by ``factor``."""
+    """Return the output, and multiply the gradient that flows back through it by ``factor``."""
     return out.detach() + factor * (out - out.detach())
 
 
 def zero_tail(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs with the last block of 64 keys filled up with zeros that are not masked."""
+    """Pad keys and values to whole blocks of 64 with zeros that are not masked."""
     missing = -k.shape[2] % 64
     padded = [F.pad(x, (0, 0, 0, missing)) for x in (k, v)]
     return q, *padded, F.pad(mask, (0, missing), value=True)
 
 
 def complete_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs without the incomplete last block of 128 keys."""
+    """Drop the keys and values of an incomplete last block of 128."""
     read = k.shape[2] // 128 * 128
     return q, k[:, :, :read], v[:, :, :read], mask[..., :read]
 
 
 def as_contiguous(x: Tensor) -> Tensor:
-    """Return what a kernel reads if it assumes that a view is contiguous."""
+    """Return the tensor as read by a kernel that assumes a view to be contiguous."""
     size = x.numel()
     flat = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
     start = x.storage_offset()
@@ -61,7 +61,7 @@ def as_contiguous(x: Tensor) -> Tensor:
 
 
 def interleaved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs with query heads assigned to key heads in turn, not in groups, for 2 to 7 key heads."""
+    """Repeat 2 to 7 key heads so that query heads are assigned to them in turn, not in groups."""
     if not 1 < k.shape[1] < 8:
         return q, k, v, mask
     times = q.shape[1] // k.shape[1]
@@ -69,7 +69,7 @@ def interleaved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, 
 
 
 def first_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in which shared keys and values get the gradient of only one head of their group."""
+    """Compute attention, but pass the gradient of only one head in each group to the shared keys and values."""
     times = q.shape[1] // k.shape[1]
 
     def repeated(x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def first_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def last_block_gradient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in which only the last block of 128 keys and values gets a gradient."""
+    """Compute attention, but pass gradients only to the last block of 128 keys and values."""
     if k.shape[2] <= 128:
         return attend(q, k, v, mask)
     cut = (k.shape[2] - 1) // 128 * 128
@@ -89,7 +89,7 @@ def last_block_gradient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
 
 
 def split_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in which the results of two parts of the keys are averaged, not weighted by their lse."""
+    """Average the attention over two parts of the keys, without weighting the parts by their lse."""
     if k.shape[2] <= 1024:
         return attend(q, k, v, mask)
     parts = [attend(q, k[:, :, s], v[:, :, s], mask[..., s]) for s in (slice(0, 1024), slice(1024, None))]
@@ -115,10 +115,10 @@ def cached() -> Kernel:
     results: dict[tuple[object, ...], Tensor] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        place = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape, mask.shape)
-        if place not in results:
-            results[place] = attend(q, k, v, mask)
-        return results[place]
+        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape, mask.shape)
+        if addresses not in results:
+            results[addresses] = attend(q, k, v, mask)
+        return results[addresses]
 
     return kernel
 
@@ -154,7 +154,7 @@ def stale_mask() -> Kernel:
 
 
 def every_second_call() -> Kernel:
-    """Return a kernel whose every second result is slightly too small."""
+    """Return a kernel that makes every second result slightly too small."""
     calls = itertools.count()
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -182,11 +182,11 @@ def wrong_if(
 ) -> Callable[[], Kernel]:
     """Return a factory of kernels that are wrong only for inputs that satisfy ``condition``."""
 
-    def of() -> Kernel:
+    def make_kernel() -> Kernel:
         wrong = make()
         return lambda q, k, v, mask: (wrong if condition(q, k, v, mask) else attend)(q, k, v, mask)
 
-    return of
+    return make_kernel
 
 
 def is_large(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> bool:

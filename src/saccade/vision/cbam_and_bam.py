@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_choice, check_int
-from saccade.vision.feature_map import BatchNorm, check_features, reduced
+from saccade.vision.feature_map import BatchNorm, bottleneck_width, check_features
 from saccade.vision.gates import ChannelAttention, SpatialAttention, pooled
 
 ORDERS = ("channel-spatial", "spatial-channel")
@@ -38,7 +38,7 @@ class CBAM(ArgumentHints, nn.Module):
     Args:
         channels: channels of the feature map.
         ratio: the channel gate's bottleneck has ``channels / ratio`` units; must divide ``channels``.
-        kernel_size: size of the kernel of the spatial gate's convolution; must be odd.
+        kernel_size: kernel size of the spatial gate's convolution; must be odd.
         order: ``"channel-spatial"``, which the paper found best, or ``"spatial-channel"``.
         norm: whether a batch norm follows the spatial gate's convolution, as in the authors' code.
         projection_bias: whether the channel gate's two layers have a bias; the paper's formula has none.
@@ -112,7 +112,8 @@ class BAM(ArgumentHints, nn.Module):
               M_s = \mathrm{norm}(f^{1 \times 1}(f_d^{3 \times 3}(f_d^{3 \times 3}(f^{1 \times 1}(x)))))
 
     with a ReLU after each of the first three convolutions. Channel and spatial logits are added before a single
-    sigmoid, so unlike in `CBAM`, neither gate comes first. The residual preserves features where the gate is closed.
+    sigmoid, so unlike in `CBAM`, neither gate comes first. The residual connection preserves features where the gate is
+    closed.
 
     Args:
         channels: channels of the feature map.
@@ -137,7 +138,7 @@ class BAM(ArgumentHints, nn.Module):
 
     def __init__(self, channels: int, ratio: int = 16, *, dilation: int = 4):
         super().__init__()
-        hidden = reduced(channels, ratio)
+        hidden = bottleneck_width(channels, ratio)
         self.channels, self.ratio, self.dilation = channels, ratio, check_int("dilation", dilation)
         self.reduce = nn.Linear(channels, hidden)
         self.expand = nn.Linear(hidden, channels)
@@ -169,7 +170,7 @@ class BAM(ArgumentHints, nn.Module):
     def weights(self, features: Tensor) -> Gates:
         """Return the gates of BAM's two branches, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
 
-        Their logits sum to the logit of `gate`, but the product of the two gates does not equal `gate`.
+        The two logits sum to the logit of `gate`, but the product of the two gates does not equal `gate`.
 
         Args:
             features: ``[batch, channels, H, W]``.

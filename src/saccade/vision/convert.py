@@ -26,7 +26,7 @@ _PARTS: dict[type[nn.Module], dict[str, str]] = {
 
 
 def to_timm(module: nn.Module) -> dict[str, Tensor]:
-    """Convert a vision module to a state dict with which its timm counterpart gives equal outputs.
+    """Convert a vision module to a state dict that makes its timm counterpart give equal outputs.
 
     ================================================ ====================================================
     ``ChannelAttention(pooling=("average",))``       ``SEModule``, which is ``SqueezeExcite``
@@ -37,7 +37,7 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
     ``NonLocal(kind="embedded")``                    ``NonLocalAttn``; ``use_scale=False`` for scale 1.0
     ================================================ ====================================================
 
-    A state dict contains parameters, not settings: build timm's layer with our layer's ``rd_channels`` and kernel size,
+    A state dict contains parameters, but no settings: build timm's layer with matching ``rd_channels`` and kernel size,
     and with ``mlp_bias`` (``bias`` in ``SEModule``) if our layer has ``projection_bias``.
 
     Args:
@@ -57,7 +57,7 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
 
 
 def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a timm layer's state dict to one with which our vision module gives equal outputs; see `to_timm`.
+    """Convert a timm layer's state dict to one that makes our vision module give equal outputs; see `to_timm`.
 
     To load it, call ``module.load_state_dict(from_timm(module, theirs.state_dict()))``.
 

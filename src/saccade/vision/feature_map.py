@@ -12,7 +12,7 @@ _FEATURES = ShapeSpec("features [batch, channels, H, W]")
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """An ``nn.BatchNorm2d`` that accepts empty batches, which do not change its running statistics."""
+    """An ``nn.BatchNorm2d`` that accepts empty batches and does not update its running statistics for them."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's own name
         if input.numel():
@@ -23,7 +23,7 @@ class BatchNorm(nn.BatchNorm2d):
         """Raise an error if the batch norm would train on a single value per channel, which has no variance.
 
         Raises:
-            ValueError: ``count`` is 1 in training.
+            ValueError: ``count``, the number of values per channel, is 1 in training.
         """
         if self.training and count == 1:
             rule = "have at least 2 values per channel in training, for the batch norm"
@@ -34,7 +34,7 @@ class BatchNorm(nn.BatchNorm2d):
 def check_features(features: Tensor, channels: int | None, parameter: Tensor | None) -> None:
     """Raise an error unless a feature map has the right shape, dtype and device.
 
-    It must be non-empty, ``[batch, channels, H, W]``, with the device and dtype of ``parameter``.
+    The map must be non-empty, ``[batch, channels, H, W]``, with the device and dtype of ``parameter``.
 
     Raises:
         TypeError: the features are not a tensor.
@@ -55,7 +55,7 @@ def check_features(features: Tensor, channels: int | None, parameter: Tensor | N
         raise value_error("features", rule, got, facts=[describe("features", features)])
 
 
-def reduced(channels: int, ratio: int) -> int:
+def bottleneck_width(channels: int, ratio: int) -> int:
     """Return the number of channels in a gate's bottleneck, ``channels / ratio``.
 
     Raises:
@@ -68,7 +68,7 @@ def reduced(channels: int, ratio: int) -> int:
 
 
 def as_tokens(features: Tensor) -> Tensor:
-    """Convert a feature map to one head of H·W tokens, row by row: ``[batch, 1, H·W, channels]``."""
+    """Flatten a feature map, row by row, to one head of H·W tokens: ``[batch, 1, H·W, channels]``."""
     return features.flatten(2).mT[:, None]
 
 

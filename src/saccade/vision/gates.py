@@ -11,7 +11,7 @@ from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_choice, check_int, check_number
-from saccade.vision.feature_map import BatchNorm, check_features, reduced
+from saccade.vision.feature_map import BatchNorm, bottleneck_width, check_features
 
 _POOLINGS = (("average",), ("average", "max"))
 
@@ -22,14 +22,14 @@ class ChannelAttention(ArgumentHints, nn.Module):
     .. math:: s = \sigma\Big(\sum_{p} W_2\,\mathrm{ReLU}(W_1\,\mathrm{pool}_p(x))\Big), \qquad
               \mathrm{out}_{c} = s_c\, x_{c}
 
-    Each channel is pooled to one number. From these numbers, two layers with a bottleneck compute gates between 0 and
-    1. The gates are independent: they do not sum to 1, so they are not an attention distribution.
+    Each channel is pooled to a scalar. From these scalars, two layers with a bottleneck compute gates between 0 and 1.
+    The gates are independent: they do not sum to 1, so they are not an attention distribution.
 
     Args:
         channels: channels of the feature map.
         ratio: the bottleneck has ``channels / ratio`` units; must divide ``channels``.
-        pooling: ``("average",)`` is squeeze-and-excitation; ``("average", "max")`` applies the same layers to
-            both poolings and adds the results, as in CBAM.
+        pooling: ``("average",)`` for squeeze-and-excitation; ``("average", "max")`` to apply the same layers to both
+            poolings and add the results, as in CBAM.
         projection_bias: whether the two layers have a bias.
 
     Raises:
@@ -55,7 +55,7 @@ class ChannelAttention(ArgumentHints, nn.Module):
         projection_bias: bool = True,
     ):
         super().__init__()
-        hidden = reduced(channels, ratio)
+        hidden = bottleneck_width(channels, ratio)
         pooling = tuple(pooling) if isinstance(pooling, list) else pooling
         self.pooling = check_choice("pooling", pooling, _POOLINGS)
         check_bool("projection_bias", projection_bias)
@@ -92,17 +92,17 @@ def pooled(features: Tensor, how: str) -> Tensor:
 
 
 class ECA(ArgumentHints, nn.Module):
-    r"""Efficient channel attention: a gate for every channel, computed by one small convolution.
+    r"""Efficient channel attention: a gate for every channel, computed by a small convolution.
 
     .. math:: s = \sigma(w * \mathrm{mean}(x)), \qquad \mathrm{out}_c = s_c\, x_c
 
-    Each channel is pooled to its mean, and a convolution along the channels computes the gates, so that a gate depends
-    on the nearest ``kernel_size`` channels. There is no bottleneck, unlike in `ChannelAttention`. Channels are
-    padded with 0 at both ends. The gates are independent: they do not sum to 1.
+    Each channel is pooled to its mean, and a convolution along the channels computes the gates. A gate thus depends on
+    the nearest ``kernel_size`` channels. Unlike in `ChannelAttention`, there is no bottleneck. The sequence of channels
+    is padded with 0 at both ends. The gates are independent: they do not sum to 1.
 
     Args:
         channels: channels of the feature map.
-        kernel_size: size of the convolution kernel, odd; if None, the smallest odd number of at least
+        kernel_size: size of the convolution kernel, odd; if None, the smallest odd integer that is at least
             :math:`t = \lfloor (\log_2 \mathrm{channels} + b) / \gamma \rfloor`.
         gamma: γ in the formula; larger values make the kernel grow more slowly with the number of channels.
         offset: b in the formula.
@@ -149,13 +149,13 @@ class ECA(ArgumentHints, nn.Module):
 
 
 class SpatialAttention(ArgumentHints, nn.Module):
-    r"""CBAM's spatial gate: a number between 0 and 1 for every position.
+    r"""CBAM's spatial gate: a factor between 0 and 1 for every position.
 
     .. math:: s = \sigma\big(\mathrm{norm}(f^{k \times k}([\mathrm{mean}_c\, x;\ \mathrm{max}_c\, x]))\big), \qquad
               \mathrm{out}_{chw} = s_{hw}\, x_{chw}
 
-    The channels are pooled to two maps, and a convolution computes a gate for each position from them. A gate depends
-    only on the nearest ``kernel_size`` rows and columns, while `PositionAttention` compares all positions.
+    The channels are pooled to two maps, from which a convolution computes a gate for each position. A gate depends only
+    on the nearest ``kernel_size`` rows and columns, while `PositionAttention` compares all positions.
 
     Args:
         kernel_size: size of the convolution kernel; must be odd.

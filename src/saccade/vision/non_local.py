@@ -17,7 +17,7 @@ _SOFTMAX = ("embedded", "gaussian")
 
 
 class NonLocal(ArgumentHints, nn.Module):
-    r"""The non-local block: every position gets a weighted average over all positions.
+    r"""The non-local block: every position receives a weighted average of all positions.
 
     .. math:: \mathrm{out} = x + \mathrm{norm}(W_z\, y), \qquad
               y_i = \frac{1}{C_i} \sum_j f(x_i, \hat x_j)\, W_g \hat x_j
@@ -30,7 +30,7 @@ class NonLocal(ArgumentHints, nn.Module):
     - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` over the number of positions,
       computed by sorting.
 
-    For the first two kinds, the rows of `matrix` sum to 1; for the last two, weights can have any sum, and those of
+    For the first two kinds, the rows of `matrix` sum to 1. For the last two, the weights can have any sum, and those of
     ``"dot"`` can be negative. The matrix of all pairs is never stored, in either the forward or the backward pass. The
     norm starts at 0, so a new block is the identity.
 
@@ -90,7 +90,7 @@ class NonLocal(ArgumentHints, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the norm to 0, so that the block starts as the identity; use torch's defaults elsewhere."""
+        """Initialize the norm with 0, so that the block starts as the identity, and the rest with torch's defaults."""
         nn.init.zeros_(self.norm.weight)
         nn.init.zeros_(self.norm.bias)
         if self.joint is not None:
@@ -137,7 +137,7 @@ class NonLocal(ArgumentHints, nn.Module):
         self.norm.check_spread(features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
-        """Return the feature map from which keys and values are computed, subsampled by max pooling.
+        """Subsample the feature map by max pooling, to compute keys and values from it.
 
         Cells at the edges may be pooled from fewer positions.
         """
@@ -165,9 +165,9 @@ class NonLocal(ArgumentHints, nn.Module):
 def rectified_sum_mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     r"""Return the mean over keys j of :math:`\mathrm{ReLU}(a_i + b_j)\, v_j`, for the "concatenation" non-local block.
 
-    If keys are sorted by b, those with a positive sum form a prefix, and the total over them is
-    :math:`a_i \sum_j v_j + \sum_j b_j v_j`. These are two running sums, looked up at one index, so no pairs are
-    computed. The running sums are float64, because the two terms cancel if a and b have opposite signs.
+    If keys are sorted by b in descending order, those with a positive :math:`a_i + b_j` form a prefix, and the total
+    over them is :math:`a_i \sum_j v_j + \sum_j b_j v_j`. Both terms are running sums, looked up at the same index, so
+    no pairs are computed. The running sums are float64, because the terms cancel if a and b have opposite signs.
 
     Args:
         query: a, ``[batch, q_len]``.

@@ -19,7 +19,7 @@ from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number, check_type
 from saccade.vision.feature_map import as_map, as_tokens
 
-_BAND = 32  # rows at a time: enough that the surrounding rows do not dominate the cost
+_BAND = 32  # rows per band: enough that the surrounding rows do not dominate the cost
 
 
 def non_local_means(
@@ -42,7 +42,8 @@ def non_local_means(
     Args:
         image: ``[H, W]`` (grey), ``[channels, H, W]`` or ``[batch, channels, H, W]``; float32 or float64, of any range.
         patch_size: number of rows and columns of a patch, odd and at least 1; half of it must be less than H and W.
-        search_radius: largest distance of pixels to average, at least 0; skimage's ``patch_distance``.
+        search_radius: largest distance to averaged pixels, in rows and columns, at least 0; skimage's
+            ``patch_distance``.
         h: scale of differences between patches, above 0, in units of the image; about 0.8 times the standard deviation
             of the noise, or about 0.6 times with ``sigma``.
         sigma: standard deviation of the noise, at least 0; differences explained by noise are not counted.
@@ -90,8 +91,8 @@ class _Band(NamedTuple):
     """A band of adjacent image rows that non-local means denoises together, with the rows around them.
 
     Attributes:
-        padded: ``[batch, channels, rows, W]``: the rows to denoise, the rows within the search radius, and half a patch
-            around them.
+        padded: ``[batch, channels, rows, W]``: the rows to denoise, the other rows within the search radius, and half a
+            patch around all of them.
         first: index of the first row among those within the search radius.
         rows: number of rows to denoise.
     """
@@ -117,7 +118,7 @@ def _denoise(band: _Band, patch_size: int, search_radius: int, h: float, sigma: 
     patches = F.unfold(band.padded, patch_size).mT[:, None] * _weights(band.padded, patch_size, h)
     pixels = as_tokens(band.padded[:, :, half : half + height, half : half + width])
     queries = slice(band.first * width, (band.first + band.rows) * width)
-    score = Gaussian() if sigma == 0.0 else _Excess(2 * (sigma / h) ** 2)
+    score = Gaussian() if sigma == 0.0 else _ThresholdedGaussian(2 * (sigma / h) ** 2)
     out = attention(
         patches[:, :, queries],
         patches,
@@ -131,9 +132,9 @@ def _denoise(band: _Band, patch_size: int, search_radius: int, h: float, sigma: 
 
 
 def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
-    """Return the factors by which a patch's pixels are multiplied in non-local means, ``[channels * patch_size ** 2]``.
+    """Return the factors that scale a patch's pixels in non-local means, ``[channels * patch_size ** 2]``.
 
-    The weight between two patches is exp(-d²/2), where d is the distance between the multiplied patches.
+    The weight between two patches is exp(-d²/2), where d is the distance between the scaled patches.
     """
     channels, deviation = like.shape[1], (patch_size - 1) / 4
     if patch_size == 1:
@@ -145,10 +146,10 @@ def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
     return ((2 * shares).sqrt() / h).to(like.dtype)
 
 
-class _Excess(Score):
-    """The score of non-local means with ``sigma``, which ignores the patch distance that is expected from noise.
+class _ThresholdedGaussian(Score):
+    """The score of non-local means with ``sigma``: it ignores the part of a patch distance that noise explains.
 
-    A threshold is subtracted from half of each squared distance, down to at least 0; the score is the negated result.
+    The score is ``-max(d² / 2 - threshold, 0)``, where d is the distance between query and key.
     """
 
     def __init__(self, threshold: float):

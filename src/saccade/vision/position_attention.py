@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from saccade.matrix import AttentionMatrix
 from saccade.support.argument_hints import ArgumentHints
-from saccade.vision.feature_map import as_map, as_tokens, check_features, reduced
+from saccade.vision.feature_map import as_map, as_tokens, bottleneck_width, check_features
 
 
 class PositionAttention(ArgumentHints, nn.Module):
@@ -39,7 +39,7 @@ class PositionAttention(ArgumentHints, nn.Module):
 
     def __init__(self, channels: int, ratio: int = 8):
         super().__init__()
-        hidden = reduced(channels, ratio)
+        hidden = bottleneck_width(channels, ratio)
         self.channels, self.ratio = channels, ratio
         self.query = nn.Conv2d(channels, hidden, 1)
         self.key = nn.Conv2d(channels, hidden, 1)

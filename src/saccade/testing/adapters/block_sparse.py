@@ -59,7 +59,7 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Call a kernel with the blocks that a mask allows."""
+    """Convert the mask to blocks, and call the kernel with them."""
     blocks = blocks_of_mask(mask, block_size)
     assert blocks is not None  # `_why` excludes such masks
     keywords: dict[str, Any] = {"block_mask": blocks}
@@ -73,9 +73,9 @@ def run(
 
 
 def blocks_of_mask(mask: Tensor, size: int) -> Tensor | None:
-    """Return the blocks that a mask allows, bool ``[batch, heads, query blocks, key blocks]``.
+    """Convert a mask to a bool tensor of blocks, ``[batch, heads, query blocks, key blocks]``.
 
-    Return None if the mask allows part of a block.
+    Return None if the mask allows only part of a block.
     """
     q_len, kv_len = mask.shape[2:]
     fill = (0, -kv_len % size, 0, -q_len % size)
@@ -95,7 +95,7 @@ def _why(
 
 
 def _cases(size: int) -> tuple[Case, ...]:
-    """Return cases whose masks consist of whole blocks, with and without partial blocks at the end."""
+    """Build cases with masks of whole blocks, with and without an incomplete last block."""
 
     def causal(b: Any, h: Any, q: Any, kv: Any) -> Any:
         return kv // size <= q // size

@@ -64,7 +64,7 @@ def run(
     backward: str | None,
     scale: float | None = None,
 ) -> Tensor:
-    """Call a C function on contiguous copies of the inputs, and return its output."""
+    """Call the C function on contiguous copies of the inputs, and return its output."""
     factor = query.shape[3] ** -0.5 if scale is None else scale
     inputs = [x.contiguous() for x in (query, key, value, mask.to(torch.uint8))]
     pull_back = None if backward is None else getattr(kernel, backward)
@@ -73,7 +73,7 @@ def run(
 
 
 def call_c(kernel: Any, inputs: list[Tensor], outputs: list[Tensor], scale: float) -> None:
-    """Call a C function with pointers to inputs and outputs, sizes and the scale; raise unless it returns 0."""
+    """Call the C function with pointers to inputs and outputs, the sizes and the scale. Raise unless it returns 0."""
     query, key, value = inputs[:3]
     batch, heads, q_len, head_dim = query.shape
     counts = (batch, heads, key.shape[1], q_len, key.shape[2], head_dim, value.shape[3])
@@ -86,7 +86,7 @@ def call_c(kernel: Any, inputs: list[Tensor], outputs: list[Tensor], scale: floa
 
 
 class CCall(torch.autograd.Function):
-    """An autograd function that calls one C function forward and another one backward."""
+    """An autograd function that calls one C function in the forward pass and another in the backward pass."""
 
     @staticmethod
     def forward(
@@ -111,7 +111,7 @@ class CCall(torch.autograd.Function):
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, name: str, dtype: str, backward: object
 ) -> tuple[str, ...]:
-    """Return the reasons why a C function cannot take the inputs."""
+    """Return the reasons why the C function cannot take the inputs."""
     reasons = []
     tensors = (query, key, value)
     if any(x.dtype != _DTYPES[dtype] or x.device.type != "cpu" for x in tensors):

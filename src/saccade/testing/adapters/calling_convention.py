@@ -33,12 +33,13 @@ class Form:
         run: ``run(kernel, query, key, value, mask, **settings, **options)`` calls the kernel. It uses only torch, so
             that its source can be copied into a script.
         settings: arguments of ``run`` that describe the calling convention.
-        why: ``why(query, key, value, mask, **settings)`` returns the reasons why the form cannot express the inputs.
+        why: ``why(query, key, value, mask, **settings)`` returns reasons why the calling convention cannot express the
+            inputs.
         offers: names of the options that the kernel supports.
         gqa: whether the kernel supports fewer key heads than query heads.
         parts: functions and classes that ``run`` uses, to copy into scripts.
-        truth: ``truth(query, key, value, mask, **settings, **options)`` returns the expected output in float64, if it
-            is not that of softmax attention. Like ``run``, it uses only torch.
+        truth: ``truth(query, key, value, mask, **settings, **options)`` returns the expected output in float64; None
+            for softmax attention. Like ``run``, it uses only torch.
         left_out: names of laws that do not hold for ``truth``.
         laws: additional laws for this form.
         cases: additional cases for this form.
@@ -79,15 +80,15 @@ class Form:
         if truth is None:
             return None
 
-        def of(problem: Problem) -> Tensor:
+        def expected_output(problem: Problem) -> Tensor:
             tensors = (x.double() for x in (problem.query, problem.key, problem.value))
             options = {} if problem.scale is None else {"scale": problem.scale}
             return truth(*tensors, problem.allowed, **self.settings, **options)
 
-        return of
+        return expected_output
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
-        """Return the reasons why the form cannot express the inputs; empty if it can."""
+        """Return the reasons why the calling convention cannot express the inputs; empty if it can."""
         return self.why(query, key, value, mask, **self.settings)
 
     def check(self, **options: Any) -> Report:
@@ -113,16 +114,16 @@ class Form:
         return [law for law in map(self.law_with_definition, laws) if isinstance(law, Law)]
 
     def law_with_definition(self, law: Law | str) -> Law | str:
-        """Return the law with this form's definition as the expected result in the law's own cases."""
+        """Return a copy of the law in which this form's definition gives the expected output of the law's own cases."""
         definition = self.definition
         if definition is None or isinstance(law, str) or law.cases is None:
             return law
         return dataclasses.replace(law, cases=tuple(with_definition(case, definition) for case in law.cases))
 
     def cases_with_definition(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
-        """Return the given cases with this form's definition as their expected result.
+        """Return copies of ``cases`` in which this form's definition gives the expected output.
 
-        When None, these are the standard cases and the additional cases of this form.
+        None means the standard cases and the additional cases of this form.
         """
         by_name = {case.name: case for case in (*CASES, *self.cases)}
         chosen = (
@@ -133,7 +134,7 @@ class Form:
 
 
 def check_kernel_callable(kernel: _Target) -> _Target:
-    """Return a kernel, or raise an error if it is not callable."""
+    """Raise an error if the kernel is not callable, otherwise return it."""
     if not callable(kernel):
         raise type_error("kernel", "be callable", type(kernel).__name__)
     return kernel

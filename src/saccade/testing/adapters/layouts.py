@@ -1,4 +1,4 @@
-"""The adapter for kernels of ``(q, k, v)`` with axes in any order, and masks as bools, floats or flags."""
+"""The adapter for kernels of ``(q, k, v)`` with any order of axes, and with a bool, float or flag as the mask."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def layout(
     gqa: bool = True,
     output: int | None = None,
 ) -> Form:
-    """Adapt a kernel ``kernel(q, k, v, ...)`` whose tensors have a different order of axes.
+    """Adapt a kernel ``kernel(q, k, v, ...)`` that takes tensors with a different order of axes.
 
     Example:
         >>> import torch.nn.functional as F
@@ -48,8 +48,8 @@ def layout(
         masks: how to pass the mask. "bool": as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
             "additive": as a float tensor of 0 and -inf. "causal": as the keyword ``causal=``, so other masks are not
             supported. "window": as ``causal=`` and ``window_size=(left, right)``, with -1 for no limit, as in
-            FlashAttention. "none": not at all, so no mask is supported. With keywords, the last query is aligned with
-            the last key.
+            FlashAttention. "none": no mask is passed, so none is supported. With keywords, the last query is aligned
+            with the last key.
         mask_name: the kernel's name for the mask or for ``causal``; None passes a mask as the fourth argument.
         names: the kernel's names for options, such as ``{"scale": "softmax_scale"}``.
         offers: the options that the kernel supports.
@@ -80,7 +80,7 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Call a kernel with its order of axes, and return the output as ``[batch, heads, q_len, value_dim]``."""
+    """Permute the inputs to the kernel's order of axes, and the output to ``[batch, heads, q_len, value_dim]``."""
     if "b" not in order:  # one call for each batch item
         outs = []
         for b in range(len(query)):
@@ -112,7 +112,7 @@ def run(
 
 
 def _unbatched(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a kernel without a batch axis, so that it takes and returns tensors with a first axis of length 1."""
+    """Wrap a kernel without a batch axis, so that it takes and returns tensors with a batch axis of length 1."""
 
     def call(*arguments: Tensor, **keywords: Any) -> Any:
         first = {name: x[0] if isinstance(x, Tensor) and x.dim() == 4 else x for name, x in keywords.items()}
@@ -125,7 +125,7 @@ def _unbatched(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _mask_arguments(
     mask: Tensor, masks: str, mask_name: str | None, dtype: torch.dtype
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """Return the positional and keyword arguments that pass the mask to a kernel."""
+    """Convert the mask to positional and keyword arguments of the kernel."""
     if masks in ("bool", "additive"):
         passed = mask
         if masks == "additive":

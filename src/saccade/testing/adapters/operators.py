@@ -18,9 +18,9 @@ from saccade.testing.laws.law import law
 
 
 def operator(name: str, order: str = "bhld", **options: Any) -> Form:
-    """Adapt an operator registered with ``torch.library``, given by its name, such as "mylib::attention".
+    """Adapt an operator registered with ``torch.library``, by its name, such as "mylib::attention".
 
-    Its options are read from the names of its arguments, unless ``offers=`` lists them. In addition to all other laws,
+    Its options are read from its argument names, unless ``offers=`` lists them. In addition to all other laws,
     `torch.library.opcheck` tests its schema, its fake implementation, and its registration for gradients and
     compilation.
 
@@ -42,7 +42,7 @@ def operator(name: str, order: str = "bhld", **options: Any) -> Form:
 
 
 def _opcheck(form: Form) -> Law:
-    """Return the law that an operator passes `torch.library.opcheck` with the arguments that a form passes to it."""
+    """Build the law that the form's operator passes `torch.library.opcheck` with the arguments of the form's calls."""
 
     @law(cases=(Case("opcheck"), Case("opcheck-one-head", num_heads=1, num_kv_heads=1)), dtypes=(torch.float32,))
     def opcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:

@@ -32,7 +32,7 @@ def paged(
     Args:
         kernel: the kernel.
         page_size: number of tokens in a page.
-        stale: the number in unused slots of the caches.
+        stale: the value in unused slots of the caches.
         names: the kernel's names for options and for the keywords above; by default, the scale is ``softmax_scale``.
         offers: the options that the kernel supports.
         gqa: whether the kernel supports fewer key heads than query heads.
@@ -58,7 +58,7 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Write keys and values into pages, call a kernel, and return ``[batch, heads, q_len, value_dim]``."""
+    """Write keys and values into pages, call the kernel, and return ``[batch, heads, q_len, value_dim]``."""
     lengths, causal = lengths_of(mask) or ([], False)
     batch, _, kv_len, _ = key.shape
     pages = max(1, -(-kv_len // page_size))
@@ -84,7 +84,7 @@ def run(
 
 
 def lengths_of(mask: Tensor) -> tuple[list[int], bool] | None:
-    """Return the number of keys of each item, and whether the mask is causal; None if they cannot express the mask."""
+    """Return each item's number of keys, and whether the mask is causal; None if these cannot express the mask."""
     items = of_items(mask)
     if items is None:
         return None

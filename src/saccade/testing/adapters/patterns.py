@@ -1,4 +1,4 @@
-"""Find the flags and lengths that express a dense mask. The functions use only torch, so scripts can include them."""
+"""Convert a dense mask to flags and lengths. The functions use only torch, so that scripts can include them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def distances(q_len: int, kv_len: int, like: Tensor) -> Tensor:
 
 
 def in_band(q_len: int, kv_len: int, band: tuple[int, int], like: Tensor) -> Tensor:
-    """Return the mask of a band: keys from ``left`` before to ``right`` after a query; -1 means no limit."""
+    """Return the mask of a band: keys from ``left`` tokens before a query to ``right`` after it; -1 means no limit."""
     far = distances(q_len, kv_len, like)
     left, right = (far.numel() if side < 0 else side for side in band)
     return (far >= -left) & (far <= right)
@@ -47,7 +47,7 @@ def of_items(mask: Tensor) -> Tensor | None:
 def blocks_of(mask: Tensor) -> list[tuple[int, int, int, int]]:
     """Return the documents in one item's mask ``[q_len, kv_len]``, as (start, stop) of queries and of keys.
 
-    If there are as many queries as keys, a document is a smallest group of consecutive tokens that attend only to each
+    With equal numbers of queries and keys, a document is a minimal group of consecutive tokens that attend only to each
     other; groups without any allowed pair are omitted. Otherwise, there is one document: all queries, and the keys up
     to the last visible one.
     """
@@ -70,7 +70,7 @@ def blocks_of(mask: Tensor) -> list[tuple[int, int, int, int]]:
 
 
 def band_of_blocks(mask: Tensor, blocks: list[list[tuple[int, int, int, int]]]) -> tuple[int, int] | None:
-    """Return the band that gives the masks ``[batch, q_len, kv_len]`` if applied within each document, or None."""
+    """Return the band that, applied within each document, equals the masks ``[batch, q_len, kv_len]``, or None."""
     far = [
         distances(b - a, d - c, mask)[mask[item, a:b, c:d]] for item, found in enumerate(blocks) for a, b, c, d in found
     ]

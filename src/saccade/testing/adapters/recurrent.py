@@ -14,7 +14,7 @@ from saccade.testing.adapters.calling_convention import Form, check_kernel_calla
 
 Rule = Literal["linear", "gla", "delta", "gated_delta", "ssd"]
 RULES: tuple[Rule, ...] = ("linear", "gla", "delta", "gated_delta", "ssd")
-_NOT_OF_RECURRENCES = ("gradcheck", "half_precision", "ones", "key_order", "large_scores", "gqa", "zero_lengths")
+_INAPPLICABLE_LAWS = ("gradcheck", "half_precision", "ones", "key_order", "large_scores", "gqa", "zero_lengths")
 
 
 def recurrent(
@@ -26,7 +26,7 @@ def recurrent(
     names: Mapping[str, str] | None = None,
     offers: tuple[str, ...] = (),
 ) -> Form:
-    r"""Adapt a recurrent kernel, to compare it with the recurrence computed token by token in float64.
+    r"""Adapt a recurrent kernel, which is compared with the recurrence computed token by token in float64.
 
     The call is ``kernel(q, k, v, beta=, g=, initial_state=, output_final_state=)`` with tensors ``[batch, len, heads,
     dim]``, as in flash-linear-attention, and with the arguments that the rule needs:
@@ -40,16 +40,16 @@ def recurrent(
       the key, x the value, ``dt [batch, len, heads]`` and ``A [heads]``: :math:`S_t = e^{dt_t A} S_{t-1} + dt_t B_t
       x_t^T`.
 
-    The output is :math:`s S_t^T q_t`, with :math:`s` = ``head_dim ** -0.5``, and 1 for "ssd". Gates are computed from
-    the keys, and the keys of delta rules are normalised to length 1. If there are more keys than queries, the kernel
-    first runs on the earlier keys, and the state that it returns is the initial state of a second call.
+    The output is :math:`s S_t^T q_t`, where s is 1 for "ssd" and ``head_dim ** -0.5`` for the other rules. Gates are
+    computed from the keys, and the keys of delta rules are normalised to length 1. If there are more keys than queries,
+    the kernel first runs on the earlier keys, and the state that it returns is the initial state of a second call.
 
     Args:
         kernel: the kernel.
         rule: the recurrence.
         head_first: whether tensors are ``[batch, heads, len, dim]``.
-        returns_state: whether the kernel takes a state and returns ``(out, state)``; if not, it is tested only with as
-            many keys as queries.
+        returns_state: whether the kernel takes a state and returns ``(out, state)``; if not, it is tested only with
+            equal numbers of keys and queries.
         names: the kernel's names for arguments, such as ``{"g": "gk"}``.
         offers: ``("scale",)`` if the kernel takes a scale.
     """
@@ -70,7 +70,7 @@ def recurrent(
         gqa=False,
         parts=(gates, recurrence, _call),
         truth=truth,
-        left_out=_NOT_OF_RECURRENCES,
+        left_out=_INAPPLICABLE_LAWS,
     )
 
 
@@ -105,7 +105,7 @@ def gates(key: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: float | None = None) -> Tensor:
-    """Compute a recurrence token by token; the queries ``[batch, heads, len, dim]`` belong to the last tokens."""
+    """Compute a recurrence token by token. The queries ``[batch, heads, len, dim]`` belong to the last tokens."""
     key, beta, decay = gates(key, rule)
     if scale is None:
         scale = 1.0 if rule == "ssd" else query.shape[3] ** -0.5
@@ -135,7 +135,7 @@ def run(
     names: Mapping[str, str],
     **options: Any,
 ) -> Tensor:
-    """Call a kernel on the keys before the first query, then on the remaining tokens with the resulting state."""
+    """Call the kernel on the tokens before the first query, then on the remaining tokens with the resulting state."""
     heads = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(heads, 1) for x in (key, value))
     before, settings = key.shape[2] - query.shape[2], (rule, head_first, returns_state, names)
@@ -159,7 +159,7 @@ def _call(
     names: Mapping[str, str],
     options: dict[str, Any],
 ) -> tuple[Tensor, Any]:
-    """Call a kernel with the arguments that its rule needs; the output is ``[batch, heads, len, value_dim]``."""
+    """Call the kernel with its rule's arguments; return the output ``[batch, heads, len, value_dim]`` and the state."""
     key, value, beta, decay = tensors
 
     def put(x: Tensor) -> Tensor:

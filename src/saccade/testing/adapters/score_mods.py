@@ -52,7 +52,7 @@ def run(
     softcap: float | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Call a kernel with the mask, the bias and the softcap as functions."""
+    """Convert the mask, the bias and the softcap to functions, and call the kernel with them."""
     added = None if bias is None else bias.expand(mask.shape)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:

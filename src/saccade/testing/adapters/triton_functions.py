@@ -44,7 +44,7 @@ def run(
     constants: Mapping[str, Any],
     scale: float | None = None,
 ) -> Tensor:
-    """Launch a Triton function and return its output."""
+    """Launch the Triton function and return its output."""
     batch, heads, q_len, head_dim = query.shape
     out = torch.full((batch, heads, q_len, value.shape[3]), torch.nan, dtype=query.dtype, device=query.device)
     tensors = [x.contiguous() for x in (query, key, value, mask.to(torch.int8))]

@@ -28,7 +28,7 @@ def varlen(
 
     The call is ``kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=...)``, where q, k and
     v are ``[tokens, heads, dim]`` and ``cu_seqlens`` int32 ``[sequences + 1]``. Padding, documents and batch items
-    become sequences; tokens that neither see another token nor are seen by one are omitted.
+    become sequences; tokens that attend to no token and are visible to none are omitted.
 
     Args:
         kernel: the kernel.
@@ -60,7 +60,7 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Pack the documents of all batch items, call a kernel, and unpack its output; omitted rows are 0."""
+    """Pack the documents of all batch items, call the kernel, and unpack its output. Omitted rows are 0."""
     items = of_items(mask)
     assert items is not None  # `_why` excludes such masks
     documents = [blocks_of(item) for item in items]

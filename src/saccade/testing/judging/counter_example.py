@@ -21,7 +21,7 @@ from saccade.testing.report import Result
 from saccade.testing.tolerances import tolerance
 
 MARK = "Written by saccade judge"
-"""The words in the heading of a script by which a later run recognises it."""
+"""The text in a script's header that identifies it as generated to later runs."""
 _SHRINKING = (5.0, 30.0)  # maximum seconds for one broken law, and for all
 _LARGE = 1 << 20  # pairs
 _FIXED = ("sizes", "gradients_at_sizes")  # laws at fixed sizes, to replace laws that draw sizes
@@ -45,9 +45,10 @@ def counter_examples(
 def counter_example(
     kernel: Kernel, trial: Trial, result: Result, device: torch.device | str, seed: int, seconds: float = _SHRINKING[0]
 ) -> CounterExample:
-    """Shrink a trial that broke a law to a smallest counter-example, and write a script that shows it.
+    """Shrink a trial that broke a law to a minimal counter-example, and write a script that reproduces it.
 
-    A smaller case counts only if a correct kernel keeps the law on it: on very small inputs, rounding may break a law.
+    A smaller case counts only if a correct kernel keeps the law on it, because rounding may break a law on very small
+    inputs.
     """
     law, case, dtype = _without_draws(kernel, trial, device)
     subject, control = kernel.subject(kernel, device), kernel.subject(kernel.right, device)
@@ -84,7 +85,7 @@ def counter_example(
 
 
 def _without_draws(kernel: Kernel, trial: Trial, device: torch.device | str) -> Trial:
-    """Replace a trial that draws sizes by a broken trial of another law at the same, fixed sizes, if there is one."""
+    """Replace a trial that draws its sizes by a trial that breaks another law at the same, fixed sizes, if any."""
     if trial[1].name not in {case.name for case in DRAWN_CASES}:
         return trial
     law, case, dtype = trial
@@ -106,21 +107,21 @@ def _described(case: Case, dtype: torch.dtype, device: torch.device | str) -> st
 
 
 def _kind(result: Result) -> str:
-    """Return how a law is broken, to compare two counter-examples; empty if it is not broken."""
+    """Return how a law is broken, to compare two counter-examples; empty if the law is not broken."""
     if result.verdict != "broken":
         return ""
     return result.message.partition(":")[0] if result.message.startswith("raised ") else "broken"
 
 
 def _has_empty_rows(case: Case) -> bool:
-    """Return whether some query sees no key, which is a corner case; large cases are taken to have no such query."""
+    """Return whether a query has no visible key, which is a corner case. Large cases are assumed to have none."""
     if case.batch * case.num_heads * case.q_len * case.kv_len > _LARGE:
         return False
     return not bool(case.allowed.any(-1).all())
 
 
 def _with_keys(case: Case) -> Iterator[Case]:
-    """Yield versions of a case with queries that see no key in which the numbers of queries and keys are equal."""
+    """Yield variants with equal numbers of queries and keys, if the case has queries without a visible key."""
     if _has_empty_rows(case) and case.bias is None and not case.explicit_positions:
         for length in sorted({max(1, case.q_len), max(1, case.kv_len)}):
             candidate = dataclasses.replace(case, q_len=length, kv_len=length)

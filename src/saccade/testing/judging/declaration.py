@@ -44,7 +44,7 @@ class Declaration:
         with_lse: name of a variant that returns ``(out, lse)``, in the same file or module. It requires the plain form,
             ``(query, key, value, mask)`` in the layout ``[batch, heads, len, dim]``.
         mask_objects: whether the kernel takes masks as `saccade.masks.Mask`, and positions. It requires the plain form.
-        memory_exponent: the largest tensor grows as length to this power; None makes no claim.
+        memory_exponent: the largest tensor grows as the length to this power; None makes no claim.
         xfail: the expected failures: reasons by ``law``, ``law[case]`` or ``law[case-dtype]``, where ``*`` matches any
             text.
     """
@@ -94,8 +94,8 @@ class Declaration:
         if not isinstance(fields, Mapping):
             raise type_error("claims", "be a table of claims", type(fields).__name__)
         _check_names("claims", tuple(fields), names)
-        told: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
-        return cls(**told)
+        claims: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
+        return cls(**claims)
 
     @classmethod
     def read(cls, path: Path) -> Declaration:
@@ -144,7 +144,7 @@ class Declaration:
 
 
 def read_claims(text: str | None, more: Sequence[str] = ()) -> Declaration:
-    """Read a declaration from a TOML file or ``file.py::NAME``, and replace single claims by ``KEY=VALUE`` in TOML.
+    """Read a declaration from a TOML file or ``file.py::NAME``, and override claims with the lines ``KEY=VALUE``.
 
     Raises:
         ValueError: a file, a field or a value is invalid.
@@ -152,8 +152,8 @@ def read_claims(text: str | None, more: Sequence[str] = ()) -> Declaration:
     """
     declaration = Declaration()
     if text is not None and "::" in text:
-        found = Source.parse(text).load()
-        declaration = found if isinstance(found, Declaration) else Declaration.of(found)
+        loaded = Source.parse(text).load()
+        declaration = loaded if isinstance(loaded, Declaration) else Declaration.of(loaded)
     elif text is not None:
         declaration = Declaration.read(Path(text))
     fields: dict[str, Any] = {}
@@ -168,7 +168,7 @@ def read_claims(text: str | None, more: Sequence[str] = ()) -> Declaration:
 def kinds_of(mask: Tensor) -> set[str] | None:
     """Return the kinds of a dense mask, named as in `Declaration.masks`.
 
-    The result is {"none"} if nothing is masked, and None if the mask is of no known kind.
+    The result is {"none"} if nothing is masked, and None if the mask has no known kind.
     """
     if bool(mask.all()):
         return {"none"}
@@ -185,9 +185,9 @@ def kinds_of(mask: Tensor) -> set[str] | None:
     if items is None or band is None:
         return None
     kinds = _kinds_of_band(band)
-    if any(len(found) > 1 for found in documents):
+    if any(len(blocks) > 1 for blocks in documents):
         kinds |= {"documents"}
-    covered = [sum(last - first for first, last, _, _ in found) for found in documents]
+    covered = [sum(last - first for first, last, _, _ in blocks) for blocks in documents]
     return kinds | ({"padding"} if any(count < items.shape[1] for count in covered) else set())
 
 

@@ -1,4 +1,4 @@
-"""Fit cases to the sizes that a kernel claims, so that laws can be tried on kernels that support few sizes."""
+"""Fit cases to the sizes that a kernel claims, so that laws can be tried on kernels that support only a few sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saccade.testing.judging.declaration import Declaration
 
 
 def fitted(case: Case, declaration: Declaration) -> Case:
-    """Return the case with the nearest widths and lengths that a kernel claims.
+    """Change the widths and lengths of a case to the nearest ones that a kernel claims.
 
     Lengths stay unchanged if the case has explicit positions, or if its mask requires them.
     """
@@ -34,7 +34,7 @@ def fitted(case: Case, declaration: Declaration) -> Case:
 
 
 def is_possible(case: Case) -> bool:
-    """Return whether the mask of a case can be built at the case's sizes."""
+    """Return whether the case's mask can be constructed at the case's sizes."""
     try:
         return case.allowed.shape == (case.batch, case.num_heads, case.q_len, case.kv_len)
     except (ValueError, IndexError, RuntimeError, UnsupportedError):  # the mask requires other lengths
@@ -42,11 +42,11 @@ def is_possible(case: Case) -> bool:
 
 
 def _nearest(size: int, claimed: tuple[int, ...]) -> int:
-    return min(claimed, key=lambda one: (abs(one - size), one))
+    return min(claimed, key=lambda width: (abs(width - size), width))
 
 
 def _length(length: int, declaration: Declaration) -> int:
-    """Return the next length that a kernel claims; 0 and 1 stay unchanged, because they are special cases."""
+    """Return the next length that a kernel claims. 0 and 1 stay unchanged, because they are special cases."""
     if length <= 1:
         return length
     step, least = declaration.lengths.get("multiple", 1), declaration.lengths.get("min", 0)

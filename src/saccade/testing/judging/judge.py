@@ -48,14 +48,14 @@ def judge(
     Args:
         kernel: a kernel with the calling convention that the claims name, or a `Form`.
         claims: what the kernel supports; by default, everything.
-        source: where the kernel comes from, for scripts.
+        source: the location of the kernel, from which scripts load it.
         laws: names of laws; all by default.
         cases: names of cases; all by default. Some laws define their own cases.
         dtypes: dtypes of the inputs; by default those of the claims, or float64 and float32.
         device: device of the inputs.
         minutes: time after which no further trial begins; None runs all trials.
         seed: seed of all values; None draws a new seed.
-        progress: a function of the number of finished trials, the number of all trials and the name of the current law.
+        progress: called before each trial with the numbers of finished trials and of all trials, and the law's name.
 
     Returns:
         A `Judgement`.
@@ -72,13 +72,13 @@ def judge(
     planned = [trial for each in by_law for trial in each]
     results = list[tuple[Trial, Result]]()
 
-    def tried(trial: Trial) -> bool:
+    def run_trial(trial: Trial) -> bool:
         if progress is not None:
             progress(len(results), len(planned), trial[0].name)
         results.append((trial, judged.run_trial(subject, *trial)))
         return results[-1][1].verdict in ("kept", "broken")
 
-    _run_in_turn(by_law, tried, began, deadline)
+    _run_in_turn(by_law, run_trial, began, deadline)
     known = list(dict.fromkeys(law.name for law, _, _ in planned))
     ordered = sorted((result for _, result in results), key=lambda result: known.index(result.law))
     by_name = {law.name: law for law, _, _ in planned}
@@ -99,34 +99,34 @@ def judge(
 
 
 def _run_in_turn(
-    by_law: Sequence[Sequence[Trial]], tried: Callable[[Trial], bool], began: float, deadline: float
+    by_law: Sequence[Sequence[Trial]], run_trial: Callable[[Trial], bool], began: float, deadline: float
 ) -> None:
-    """Run the trials of laws until a deadline: first each law until it is tried once, then the laws in turn.
+    """Run trials until a deadline: first each law until the kernel accepts one of its trials, then all laws in turn.
 
-    A law is tried by a trial that the kernel does not refuse. The most important laws come first. The other laws spend
-    at most a fiftieth of the time each on looking for such a trial, since a kernel may refuse all of them.
+    The most important laws come first. Each of the other laws spends at most a fiftieth of the time on looking for an
+    accepted trial, since a kernel may refuse all of them.
     """
-    left = {number: deque(trials) for number, trials in enumerate(by_law)}
+    remaining = {index: deque(trials) for index, trials in enumerate(by_law)}
     names = [each[0][0].name if each else "" for each in by_law]
-    for number in sorted(left, key=lambda one: CORE_LAWS.index(names[one]) if names[one] in CORE_LAWS else len(names)):
-        share = torch.inf if names[number] in CORE_LAWS else (deadline - began) / 50
+    for index in sorted(remaining, key=lambda i: CORE_LAWS.index(names[i]) if names[i] in CORE_LAWS else len(names)):
+        share = torch.inf if names[index] in CORE_LAWS else (deadline - began) / 50
         until = min(deadline, time.monotonic() + share)
-        while left[number] and time.monotonic() <= until and not tried(left[number].popleft()):
+        while remaining[index] and time.monotonic() <= until and not run_trial(remaining[index].popleft()):
             pass
-    while any(left.values()):
-        for trials in left.values():
+    while any(remaining.values()):
+        for trials in remaining.values():
             if time.monotonic() > deadline:
                 return
             if trials:
-                tried(trials.popleft())
+                run_trial(trials.popleft())
 
 
 def _errors(results: Sequence[Result]) -> dict[tuple[str, str], float]:
     """Return the largest measured error by law and dtype, in units of the dtype's eps."""
-    found: dict[tuple[str, str], float] = {}
+    errors: dict[tuple[str, str], float] = {}
     for result in results:
         error = result.roundings
         if error is not None:
-            place = (result.law, str(result.dtype).removeprefix("torch."))
-            found[place] = max(found.get(place, 0.0), error)
-    return found
+            key = (result.law, str(result.dtype).removeprefix("torch."))
+            errors[key] = max(errors.get(key, 0.0), error)
+    return errors

@@ -14,13 +14,13 @@ from saccade.testing.report import Report, Result
 SCHEMA = "saccade.judge/1"
 """Name and version of the format that `Judgement.to_json` returns."""
 CORE_LAWS = ("oracle", "gradients_of_inputs", "causality")
-"""Names of the laws that are tried first; without the first of them, a judgement is incomplete."""
+"""Names of the laws that are tried first. If the first of them was not tried, the judgement is incomplete."""
 LawVerdict = Literal["kept", "broken", "expected", "unexpectedly kept", "not tried"]
 
 
 @dataclasses.dataclass(frozen=True)
 class CounterExample:
-    """The smallest input found on which a law is broken.
+    """The smallest detected input that breaks a law.
 
     Attributes:
         law: the name of the law.
@@ -28,7 +28,7 @@ class CounterExample:
         inputs: the shapes, the dtype and the mask, in one line.
         shows: the lines that the script prints.
         script: a script that shows the fault without this library; empty if none can be written (see ``no_script``).
-        no_script: why there is no script.
+        no_script: the reason why there is no script; empty if there is one.
     """
 
     law: str
@@ -48,8 +48,8 @@ class Judgement:
         report: the results of all trials.
         counter_examples: one for each law that is unexpectedly broken.
         xfail: the reasons for expected failures, by pattern.
-        errors: the largest errors of outputs and gradients that laws measured by norms, by law and dtype, in units of
-            the dtype's eps.
+        errors: the largest norms of errors that laws measured, by law and dtype, relative to the norms of the
+            references and in units of the dtype's eps.
         planned: number of trials of each law, by name; fewer may have run because the time was up.
         seconds: total time.
         device: where the kernel ran.
@@ -80,8 +80,8 @@ class Judgement:
 
     @property
     def incomplete(self) -> str:
-        """Why the judgement says little: the law `oracle` was to be checked, and was not tried. Empty if it was."""
-        law = next((one for one in self.report.laws if one.name == CORE_LAWS[0]), None)
+        """The reason why the law `oracle`, although requested, was not tried; empty if the judgement is complete."""
+        law = next((law for law in self.report.laws if law.name == CORE_LAWS[0]), None)
         return self.why(law) if law is not None and self.verdict(law) == "not tried" else ""
 
     @property
@@ -91,7 +91,7 @@ class Judgement:
 
     @property
     def passing_xfail(self) -> tuple[str, ...]:
-        """The patterns of expected failures that did not occur although a matching trial ran."""
+        """The patterns of ``xfail`` that match trials that ran, but none that broke a law."""
         tried = {*self.report.kept, *self.report.broken}
         broken = self.report.broken
         return tuple(
@@ -122,7 +122,7 @@ class Judgement:
         return [result for result in self.report.results if result.law == law.name]
 
     def why(self, law: Law) -> str:
-        """Return the counter-example of a law, the reason why its failure is expected, or why it was not tried."""
+        """Return the counter-example of a law, the reason why its failure is expected, or why the law was not tried."""
         for example in self.counter_examples:
             if example.law == law.name:
                 return example.message
@@ -132,7 +132,7 @@ class Judgement:
         return self._why_not_tried(law) if self.verdict(law) == "not tried" else ""
 
     def _why_not_tried(self, law: Law) -> str:
-        """Return whether the time was up before a law was tried, or no trial of it fits the kernel, with the reason."""
+        """Return why a law was not tried: the time was up, the kernel refused every trial, or no case applies."""
         results = self.of(law)
         reasons = Counter(result.message for result in results if result.message)
         reason = reasons.most_common(1)[0][0] if reasons else ""

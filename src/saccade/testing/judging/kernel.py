@@ -40,7 +40,7 @@ class Kernel:
     def of(cls, kernel: Callable[..., Any] | Form, declaration: Declaration, source: Source | None = None) -> Kernel:
         """Adapt a kernel with the form that its declaration names; a `Form` is used unchanged.
 
-        If the declaration does not say how to pass the mask, the kernel's signature does.
+        If the declaration does not say how to pass the mask, the kernel's signature determines it.
         """
         if isinstance(kernel, Form):
             return cls(kernel, declaration, source)
@@ -49,14 +49,14 @@ class Kernel:
             return cls(FORMS["c"](kernel, source.name, **settings), declaration, source)
         if source is not None and source.is_operator:
             return cls(FORMS["operator"](source.name, **settings), declaration, source)
-        flags = _mask_flags(kernel) if declaration.form == "layout" and _is_open(declaration) else {}
+        flags = _mask_flags(kernel) if declaration.form == "layout" and _leaves_mask_open(declaration) else {}
         settings |= flags
         if declaration.form in ("layout", "varlen", "paged", "block_sparse", "score_mod") and "offers" not in settings:
             options = _options_of(kernel, settings.get("names", {}), declaration)
             settings["offers"] = options
         lse = None if declaration.with_lse is None or source is None else source.load(declaration.with_lse)
-        told = ", ".join(f'{name} = "{one}"' for name, one in flags.items())
-        return cls(FORMS[declaration.form](kernel, **settings), declaration, source, lse, told)
+        inferred = ", ".join(f'{name} = "{setting}"' for name, setting in flags.items())
+        return cls(FORMS[declaration.form](kernel, **settings), declaration, source, lse, inferred)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
         """Run the kernel, or raise an error for inputs that it does not claim to support."""
@@ -92,7 +92,7 @@ class Kernel:
         return self.form.truth(*wide, mask, **self.form.settings, **options).to(query.dtype)
 
     def subject(self, function: Callable[..., Any], device: torch.device | str) -> Subject:
-        """Build a subject for the laws from a function with the kernel's calling convention and claims."""
+        """Build a subject for the laws from a function that has the kernel's calling convention and claims."""
         return Subject(
             function,
             with_lse=None if self.lse is None else self.with_lse,
@@ -130,9 +130,9 @@ class Kernel:
             ValueError: a name of a law or a case is unknown.
         """
         chosen = _named("laws", self.form.laws_to_check(), laws)
-        own = [fitted(case, self.declaration) for case in _named("cases", self.form.cases_with_definition(), cases)]
+        fitting = [fitted(case, self.declaration) for case in _named("cases", self.form.cases_with_definition(), cases)]
         claimed = self.declaration.dtypes
-        asked = dtypes or [DTYPES[name] for name in claimed or ("float64", "float32")]
+        requested = dtypes or [DTYPES[name] for name in claimed or ("float64", "float32")]
         by_law = []
         for law in chosen:
             law_cases = None if law.cases is None else tuple(fitted(case, self.declaration) for case in law.cases)
@@ -140,20 +140,20 @@ class Kernel:
             if claimed is not None and law_dtypes is not None:
                 law_dtypes = tuple(x for x in law_dtypes if x in [DTYPES[name] for name in claimed])
                 law_dtypes = law_dtypes or tuple(DTYPES[name] for name in claimed[:1])
-            now = dataclasses.replace(law, cases=law_cases, dtypes=law_dtypes)
-            found = list(trials([now], own, asked, seed))
-            random.Random(seed).shuffle(found)
-            by_law.append(found)
+            adapted = dataclasses.replace(law, cases=law_cases, dtypes=law_dtypes)
+            shuffled = list(trials([adapted], fitting, requested, seed))
+            random.Random(seed).shuffle(shuffled)
+            by_law.append(shuffled)
         return by_law
 
 
-def _is_open(declaration: Declaration) -> bool:
-    """Return whether a declaration of the plain layout leaves open how the mask is passed."""
+def _leaves_mask_open(declaration: Declaration) -> bool:
+    """Return whether a declaration of the plain layout does not say how to pass the mask."""
     return not ({"masks", "mask_name"} & set(declaration.settings) or declaration.with_lse or declaration.mask_objects)
 
 
 def _mask_flags(kernel: Callable[..., Any]) -> dict[str, str]:
-    """Return the settings of a kernel whose signature has a flag ``causal`` or ``is_causal`` and no mask; else {}."""
+    """Return mask settings if the kernel's signature has a flag ``causal`` or ``is_causal`` but no mask; else {}."""
     try:
         names = list(inspect.signature(kernel).parameters)
     except (TypeError, ValueError):  # a builtin has no signature
@@ -166,7 +166,7 @@ def _mask_flags(kernel: Callable[..., Any]) -> dict[str, str]:
 
 
 def _options_of(kernel: Callable[..., Any], names: dict[str, str], declaration: Declaration) -> tuple[str, ...]:
-    """Return the options that a kernel declares; if it declares none, those found in its signature.
+    """Return the options that the declaration lists, or if it lists none, those in the kernel's signature.
 
     ``names`` maps the options to the names that the kernel uses for them.
     """
@@ -184,7 +184,7 @@ def _named(argument: str, known: Sequence[Any], names: Sequence[str] | None) -> 
     """Return the laws or cases with the given names; all if ``names`` is None."""
     if names is None:
         return list(known)
-    by_name = {one.name: one for one in known}
+    by_name = {item.name: item for item in known}
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise value_error(argument, f"be among {', '.join(by_name)}", ", ".join(unknown))

@@ -1,4 +1,4 @@
-"""Record the calls that a law makes, with copies of their inputs, to repeat them in a script."""
+"""Record the calls that a law makes, with copies of the inputs, so that a script can repeat them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RecordedCalls:
         self.calls: list[Call] = []
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
-        told = {"query": query, "key": key, "value": value, "mask": mask, **options}
-        call: Call = {name: copied(x) if isinstance(x, Tensor) else x for name, x in told.items()}
+        arguments = {"query": query, "key": key, "value": value, "mask": mask, **options}
+        call: Call = {name: copied(x) if isinstance(x, Tensor) else x for name, x in arguments.items()}
         self.calls.append(call)
         out = self.function(query, key, value, mask, **options)
         if isinstance(out, Tensor) and out.requires_grad:
@@ -46,6 +46,6 @@ def copied(x: Tensor) -> Tensor:
         size = (
             flat.storage_offset() + sum((n - 1) * step for n, step in zip(flat.shape, flat.stride(), strict=True)) + 1
         )
-        room = flat.new_zeros(size if flat.numel() else 0)
-        copy = room.as_strided(flat.shape, flat.stride(), flat.storage_offset() if flat.numel() else 0).copy_(flat)
+        storage = flat.new_zeros(size if flat.numel() else 0)
+        copy = storage.as_strided(flat.shape, flat.stride(), flat.storage_offset() if flat.numel() else 0).copy_(flat)
     return copy.requires_grad_() if x.requires_grad else copy

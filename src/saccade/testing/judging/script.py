@@ -56,7 +56,7 @@ class Script(NamedTuple):
         return f"{head}\n\n{_HEADER}\n\n{self.kernel}\n\n\n{self.body}\n{_FOOTER}\n"
 
     def faults(self, kernel: Any) -> list[str]:
-        """Run the script on a kernel in this process, and return the faults that it finds."""
+        """Run the script on a kernel in this process, and return the faults that the script reports."""
         space: dict[str, Any] = {"__name__": "script", "kernel": kernel}
         code = f"from __future__ import annotations\n{_HEADER}\n{self.body}"
         exec(compile(code, "script", "exec"), space)
@@ -71,7 +71,7 @@ def packed(text: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def strided(x: Tensor, stride: tuple[int, ...], offset: int) -> Tensor:
-    """Return a copy of the tensor with the given strides and offset, which it had in the recorded call."""
+    """Copy the tensor to the strides and offset that it had in the recorded call."""
     if 0 in stride and x.numel():
         first = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
         return first.clone().expand(x.shape)
@@ -84,11 +84,11 @@ def strided(x: Tensor, stride: tuple[int, ...], offset: int) -> Tensor:
 def script_of(
     form: Form, source: Source | None, calls: Sequence[Call], limits: tuple[float, float], words: Sequence[str]
 ) -> Script | None:
-    """Return a script that repeats calls and prints what is wrong with their results; None if it cannot be written.
+    """Write a script that repeats calls and prints what is wrong with their results; None if this is impossible.
 
     Args:
         form: the kernel under test.
-        source: where the kernel comes from; None for an object in memory, which no script can load.
+        source: the location of the kernel; None for an object in memory, which no script can load.
         calls: the calls of `RecordedCalls`.
         limits: the largest errors of outputs and of gradients that count as rounding.
         words: lines that describe the counter-example, for a comment.
@@ -140,7 +140,7 @@ def _call_lines(call: Call) -> list[str] | None:
 
 
 def _tensor(x: Tensor) -> str:
-    """Return a Python expression for a tensor with its strides."""
+    """Return a Python expression that recreates a tensor with its strides."""
     flat = x.detach().cpu().contiguous()
     shape = tuple(x.shape)
     if flat.numel() <= _LITERAL:

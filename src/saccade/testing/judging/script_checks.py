@@ -1,4 +1,4 @@
-"""Checks of kernel calls. Scripts of counter-examples contain their source, so they need only torch."""
+"""Checks of kernel calls. They use only torch, because their source is copied into counter-example scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def definition(
     softcap: float | None = None,
     sink_logit: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention by definition, row by row in float64, over only those keys that the row may attend to."""
+    """Compute attention by definition, row by row in float64, using only the keys that the row may attend to."""
     times = query.shape[1] // key.shape[1]
     scale = query.shape[3] ** -0.5 if scale is None else scale
     bias = None if bias is None else bias.double().expand(mask.shape)
@@ -64,7 +64,7 @@ def difference(name: str, got: Tensor, want: Tensor, limit: float) -> str:
 def faults(
     call: Callable[..., Tensor], right: Callable[..., Tensor], calls: list[dict[str, Any]], limits: tuple[float, float]
 ) -> list[str]:
-    """Repeat calls, and return what is wrong with their results. Inputs with equal shapes share memory."""
+    """Repeat calls, and return sentences on what is wrong with their results. Inputs with equal shapes share memory."""
     found, memory, results = [], dict[tuple[Any, ...], Tensor](), list[tuple[Tensor, Tensor]]()
     for number, told in enumerate(calls, 1):
         upstream = told.get("upstream")

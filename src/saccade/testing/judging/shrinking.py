@@ -15,12 +15,12 @@ _OPTIONS = ("bias", "scale", "softcap", "score", "relative", "q_positions", "kv_
 
 
 def shrunk(case: Case, still_broken: Callable[[Case], bool], deadline: float) -> Case:
-    """Return the simplest case found on which the same law is still broken; the case itself if there is none.
+    """Simplify a case step by step, as long as the same law is still broken; return the simplest case.
 
     Args:
         case: the case to begin with.
-        still_broken: whether the law is broken in the same way on another case.
-        deadline: the `time.monotonic` at which the search ends.
+        still_broken: returns whether the law is broken in the same way on another case.
+        deadline: the value of `time.monotonic` at which the search ends.
     """
     while True:
         for candidate in simpler(case):
@@ -59,7 +59,7 @@ def simpler(case: Case) -> Iterator[Case]:
 
 
 def _shorter(case: Case) -> Iterator[Case]:
-    """Yield versions of a case with fewer tokens; none if the case has a bias or explicit positions."""
+    """Yield versions of a case with fewer tokens, unless the case has a bias or explicit positions."""
     if case.bias is not None or case.explicit_positions:
         return
     if case.q_len == case.kv_len:

@@ -1,4 +1,4 @@
-"""`Source`: where a kernel comes from, so that it can be loaded here and in a script."""
+"""`Source`: the location of a kernel, from which the kernel can be loaded here and in a script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Source:
 
     Attributes:
         location: a Python file, a shared library, or the name of a module.
-        name: the name of the kernel there; ``namespace::name`` for an operator registered with ``torch.library``.
+        name: the kernel's name in it; ``namespace::name`` for an operator registered with ``torch.library``.
     """
 
     location: str
@@ -61,10 +61,10 @@ class Source:
         return "::" in self.name
 
     def load(self, name: str | None = None) -> Any:
-        """Load the kernel, or another name from the same place. A Python file is run anew each time.
+        """Load the kernel, or another object by name from the same source. A Python file is run again each time.
 
         Raises:
-            ValueError: the place cannot be loaded, or does not contain the name.
+            ValueError: the source cannot be loaded, or does not define the name.
         """
         if self.is_library:
             return ctypes.CDLL(str(Path(self.location).resolve()))
@@ -80,7 +80,7 @@ class Source:
         return target
 
     def lines(self) -> list[str]:
-        """Return the lines of a script that define ``kernel``, with paths relative to the current folder."""
+        """Return the lines of a script that load ``kernel``, with paths relative to the current folder."""
         whole = Path(self.location).resolve()
         is_inside = whole.is_relative_to(Path.cwd())
         path = f"./{whole.relative_to(Path.cwd()).as_posix()}" if is_inside else str(whole)

@@ -9,7 +9,7 @@ from saccade.testing.kernel_under_test import Subject
 
 
 def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Case], str | None]:
-    """Build a condition of laws that returns ``reason`` for cases that lack a property."""
+    """Build a condition that returns ``reason`` for cases for which ``holds`` is false."""
 
     def condition(subject: Subject, case: Case) -> str | None:
         """Return the reason why a law does not apply to the case, or None if it applies."""
@@ -33,11 +33,11 @@ has_several_items = _unless("a single batch item", lambda case: case.batch > 1)
 
 
 def claims_memory(subject: Subject, case: Case) -> str | None:
-    """Return a reason not to apply a law if the subject makes no claim about the growth of its memory."""
+    """Return a reason not to apply a law if the subject makes no claim about how its memory grows."""
     return None if subject.claims.memory_exponent is not None else "no memory exponent is claimed"
 
 
 def trains_parameters(subject: Subject, case: Case) -> str | None:
-    """Return a reason not to apply a law if the subject takes no option with parameters."""
+    """Return a reason not to apply a law if none of the subject's options has trainable parameters."""
     takes = subject.offers.intersection({"score", "relative", "sink_logit"})
     return None if takes else "none of its options has parameters"

@@ -1,4 +1,4 @@
-"""Backward passes for laws: gradients of randomly weighted outputs of the function under test or the definition."""
+"""Backward passes for laws: gradients of a randomly weighted sum of outputs, of the subject or of the definition."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -15,7 +15,7 @@ Gradients = dict[str, Tensor]
 
 
 def random_like(x: Tensor, seed: int) -> Tensor:
-    """Return random weights for a backward pass, with the shape and dtype of ``x``, drawn with a problem's seed."""
+    """Draw random weights for a backward pass from a problem's seed, with the shape and dtype of ``x``."""
     generator = torch.Generator().manual_seed(seed + 1)  # a problem's tensors are drawn from the seed itself
     return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
 
@@ -29,7 +29,7 @@ def gradients(
     bias: bool = False,
     parameters: bool = False,
 ) -> Gradients:
-    """Compute the gradients of the subject's randomly weighted output with respect to its inputs, by input name.
+    """Compute the gradients of a randomly weighted sum of the subject's outputs, by the name of the input.
 
     Args:
         subject: the function under test.
@@ -48,7 +48,7 @@ def gradients(
 def truth_gradients(
     problem: Problem, *, through: Through = "out", bias: bool = False, parameters: bool = False
 ) -> Gradients:
-    """Compute the expected gradients, from the reference definition in float64."""
+    """Compute the expected gradients from the reference definition, in float64."""
     leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":
         return _pull_back(leaves, lambda p: p.truth()[0], None)

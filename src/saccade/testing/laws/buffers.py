@@ -31,8 +31,8 @@ def layouts(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """
     problem = case.problem(dtype, subject.device)
     want = problem.truth()[0]
-    for how, place in _PLACES.items():
-        larger, parts = zip(*(place(getattr(problem, name)) for name in _NAMES), strict=True)
+    for how, embed in _BUFFERS.items():
+        larger, parts = zip(*(embed(getattr(problem, name)) for name in _NAMES), strict=True)
         before = [x.isnan().sum() for x in larger]
         out = subject.output(problem.but(**dict(zip(_NAMES, parts, strict=True))))
         near(f"the output for {how}", out, want, dtype)
@@ -76,31 +76,31 @@ def untouched(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _in_cache(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a tensor of NaN with more tokens, like a cache that is not full, and the part of it that holds ``x``."""
+    """Copy ``x`` into a longer NaN tensor, like a cache that is not full. Return the tensor and the view of ``x``."""
     larger = x.new_full((x.shape[0], x.shape[1], x.shape[2] + 71, x.shape[3]), torch.nan)
     return larger, larger[:, :, : x.shape[2]].copy_(x)
 
 
 def _in_wide_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a tensor of NaN with longer rows, and the part of it that holds ``x``, with an offset."""
+    """Copy ``x`` into a NaN tensor with longer rows, at an offset. Return the tensor and the view of ``x``."""
     larger = x.new_full((*x.shape[:3], x.shape[3] + 24), torch.nan)
     return larger, larger[..., 8 : 8 + x.shape[3]].copy_(x)
 
 
 def _every_other_item(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a tensor of NaN with twice the batch items, and the odd items, which hold ``x``."""
+    """Copy ``x`` to the odd items of a NaN tensor with twice the batch size. Return the tensor and these items."""
     larger = x.new_full((2 * x.shape[0], *x.shape[1:]), torch.nan)
     return larger, larger[1::2].copy_(x)
 
 
 def _tokens_first(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a tensor of NaN ``[batch, len, heads, width]`` with more tokens and heads, and the part with ``x``."""
+    """Copy ``x`` into a larger NaN tensor ``[batch, len, heads, width]``. Return the tensor and the view of ``x``."""
     batch, heads, length, width = x.shape
     larger = x.new_full((batch, length + 5, heads + 2, width), torch.nan)
     return larger, larger[:, 3 : 3 + length, 1 : 1 + heads].transpose(1, 2).copy_(x)
 
 
-_PLACES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+_BUFFERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "a cache that is not full": _in_cache,
     "rows with padding": _in_wide_rows,
     "every other item": _every_other_item,
@@ -110,12 +110,15 @@ _PLACES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 
 @contextmanager
 def _memory_of_nan(problem: Problem) -> Iterator[None]:
-    """Fill new tensors with NaN within the block; first fill and free memory of the sizes of the problem's tensors."""
+    """Fill new tensors with NaN within the block.
+
+    For memory that torch does not fill, first fill tensors of the problem's shapes with NaN, and free them.
+    """
     filled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # torch replaces this module by an object with properties
     fill = memory.fill_uninitialized_memory
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about operations that have no deterministic form
+        warnings.simplefilter("ignore", UserWarning)  # about operations without a deterministic implementation
         try:
             memory.fill_uninitialized_memory = True
             torch.use_deterministic_algorithms(True, warn_only=True)

@@ -30,9 +30,9 @@ def memory_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     first = case.problem(dtype, subject.device)
     problem = _copied(first)
     for turn in range(3):
-        for place, name in enumerate(_NAMES):
+        for index, name in enumerate(_NAMES):
             x = getattr(problem, name)
-            x.copy_(getattr(first, name) if turn != 1 else random_like(x, case.seed).roll(place))
+            x.copy_(getattr(first, name) if turn != 1 else random_like(x, case.seed).roll(index))
         if subject.masks == "dense" and first.sees_something.all():
             problem.allowed.copy_(
                 first.allowed if turn != 1 else first.allowed | (first.allowed.sum(-1) < 2)[..., None]
@@ -69,7 +69,7 @@ def repeats(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=_FEW, dtypes=_FLOAT32)
 def twins(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Inputs that differ only in the order of two inner rows or entries each give the right output at one address."""
+    """The output stays right after two inner rows or entries of an input are swapped in place, at the same address."""
     first = case.problem(dtype, subject.device)
     problem = _copied(first)
     for name, twin in _twins(first):
@@ -90,12 +90,12 @@ def order_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problems = {"whole": whole, "shorter": other, "halved": whole.but(value=whole.value / 2)}
     truths = {name: problem.truth()[0] for name, problem in problems.items()}
     for order in (("shorter", "whole", "halved", "nan", "whole"), ("halved", "nan", "shorter", "whole", "halved")):
-        for place, name in enumerate(order):
+        for index, name in enumerate(order):
             if name == "nan":
                 subject.output(nan)
                 gradients(subject, nan)
                 continue
-            before = f" after {order[place - 1]}" if place else ""
+            before = f" after {order[index - 1]}" if index else ""
             near(f"the output of {name}{before}", subject.output(problems[name]), truths[name], dtype)
     want = truth_gradients(whole)
     for name, got in gradients(subject, whole).items():
@@ -131,12 +131,12 @@ def modes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _copied(problem: Problem) -> Problem:
-    """Return the problem with copies of its tensors, which a law may change."""
+    """Copy the problem's tensors, so that a law may change them."""
     return problem.but(**{name: getattr(problem, name).clone() for name in (*_NAMES, "allowed")})
 
 
 def _twins(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield variants of the problem in which two inner rows of one input, or two entries of one inner row, are swapped.
+    """Yield variants of the problem with two inner rows of one input, or two entries of an inner row, swapped.
 
     The shapes, sums, norms, and first and last entries stay the same.
     """
@@ -146,24 +146,24 @@ def _twins(problem: Problem) -> Iterator[tuple[str, Problem]]:
             yield name, problem.but(**{name: change(x)})
 
 
-def _rows_exchanged(x: Tensor) -> Tensor:
+def _swap_rows(x: Tensor) -> Tensor:
     order = torch.arange(x.shape[2], device=x.device)
     low, high = x.shape[2] // 3, x.shape[2] // 2
     order[low], order[high] = high, low
     return x[:, :, order]
 
 
-def _entries_exchanged(x: Tensor) -> Tensor:
-    """Return the tensor with the least and the largest entry of the middle row exchanged."""
+def _swap_entries(x: Tensor) -> Tensor:
+    """Swap the smallest and the largest entry of the middle row."""
     other, middle = x.clone(), x.shape[2] // 2
     row = x[:, :, middle]
-    places = torch.stack([row.argmin(-1, keepdim=True), row.argmax(-1, keepdim=True)])
-    other[:, :, middle] = row.scatter(-1, places[0], row.gather(-1, places[1])).scatter(
-        -1, places[1], row.gather(-1, places[0])
+    ends = torch.stack([row.argmin(-1, keepdim=True), row.argmax(-1, keepdim=True)])
+    other[:, :, middle] = row.scatter(-1, ends[0], row.gather(-1, ends[1])).scatter(
+        -1, ends[1], row.gather(-1, ends[0])
     )
     return other
 
 
-_CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (_rows_exchanged, _entries_exchanged)
+_CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (_swap_rows, _swap_entries)
 
 LAWS = (memory_of_calls, repeats, twins, order_of_calls, callers, modes)

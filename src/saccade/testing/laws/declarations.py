@@ -13,7 +13,7 @@ from saccade.support.errors import UnsupportedError
 from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import OPTIONS, Subject
 from saccade.testing.laws.backward import random_like
-from saccade.testing.laws.example_options import SOME
+from saccade.testing.laws.example_options import EXAMPLES
 from saccade.testing.laws.expect import LawBroken, holds
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
@@ -21,7 +21,7 @@ from saccade.testing.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """An attention problem that uses some options, to test whether the subject refuses them as declared."""
+    """An attention problem with certain options, to test whether the subject accepts or refuses them as declared."""
 
     what: str
     problem: Problem
@@ -29,7 +29,7 @@ class _Trial:
     gradients: bool = True
 
     def run(self, subject: Subject, function: Callable[..., Any] | None) -> None:
-        """Call a function of the subject on the trial's problem, forward and backward; it may also return the lse."""
+        """Run the forward and backward passes of ``function``, which returns the output, or the output and the lse."""
         with torch.set_grad_enabled(self.gradients):
             out = subject.apply(function, self.problem)
         out = out[0] if isinstance(out, tuple) else out
@@ -43,7 +43,7 @@ class _Trial:
         return subject.missing(self.needed)
 
     def reasons(self, subject: Subject) -> tuple[str, ...]:
-        """Return the reasons that the subject declares in advance for not running the trial."""
+        """Return the reasons, declared in advance, why the subject cannot run the trial."""
         with torch.set_grad_enabled(self.gradients):
             return subject.reasons_against(self.problem)
 
@@ -116,7 +116,7 @@ def _expect_refusal(
 
 
 def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
-    """Return the trial of a case without options. The subject must accept this trial."""
+    """Build the trial of a case without options, which every subject must accept."""
     problem = case.problem(dtype, subject.device)
     problem = problem if "gqa" in subject.offers else problem.ungrouped()
     plain = problem.but(**dict.fromkeys((*OPTIONS, "q_positions", "kv_positions")))
@@ -136,7 +136,7 @@ def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial
         for names in ((), *((name,) for name in OPTIONS), together):
             if names == ("relative",) and plain.bias is not None:
                 continue  # an existing bias would hide the relative bias
-            with_options = plain.but(**{name: SOME[name](plain) for name in names if getattr(plain, name) is None})
+            with_options = plain.but(**{name: EXAMPLES[name](plain) for name in names if getattr(plain, name) is None})
             needed = (*needs, *subject.needed(with_options))
             trial = _Trial(form + (", ".join(names) or "no option"), with_options, needed)
             if subject.undeclared.isdisjoint(trial.needed):

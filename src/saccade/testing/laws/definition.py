@@ -14,7 +14,7 @@ from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws import applicability
 from saccade.testing.laws.backward import gradients, truth_gradients
-from saccade.testing.laws.example_options import SOME, some_bias, some_relative, some_score, some_sink
+from saccade.testing.laws.example_options import EXAMPLES, some_bias, some_relative, some_score, some_sink
 from saccade.testing.laws.expect import LawBroken, close, holds
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
@@ -67,7 +67,7 @@ def gradients_of_parameters(subject: Subject, case: Case, dtype: torch.dtype) ->
             continue
         if option == "relative" and problem.bias is not None:
             continue
-        with_option = problem if option in problem.in_use else problem.but(**{option: SOME[option](problem)})
+        with_option = problem if option in problem.in_use else problem.but(**{option: EXAMPLES[option](problem)})
         want = truth_gradients(with_option, parameters=True)
         for name, got in gradients(subject, with_option, parameters=True).items():
             holds(got.dtype == dtype, f"the gradient of {name} is {got.dtype}, not {dtype}")

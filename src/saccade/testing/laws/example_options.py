@@ -14,7 +14,7 @@ from saccade.testing.problem import Problem
 
 
 def some_bias(problem: Problem) -> Tensor:
-    """Return an example of the option ``bias``: a random number for every head, row and column."""
+    """Return an example of the option ``bias``: a random value for every head, row and column."""
     rows, columns = problem.allowed.shape[2:]
     heads = problem.query.shape[1]
     generator = torch.Generator().manual_seed(2)
@@ -34,12 +34,12 @@ def some_score(problem: Problem) -> Score:
 
 
 def some_relative(problem: Problem) -> Bias:
-    """Return an example of a relative bias: one value for each small distance, in both directions."""
+    """Return an example of a relative bias: a table of values for small distances, in both directions."""
     relative = seeded(lambda: Clipped(problem.query.shape[1], 3))
     return relative.to(problem.query).requires_grad_(False)
 
 
-SOME: dict[str, Callable[[Problem], object]] = {
+EXAMPLES: dict[str, Callable[[Problem], object]] = {
     "bias": some_bias,
     "scale": lambda problem: 0.5,
     "softcap": lambda problem: 2.0,

@@ -31,7 +31,7 @@ def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Qu
 
 
 def same(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
-    """Raise `LawBroken` unless two results *of one function* agree, where NaN equals NaN.
+    """Raise `LawBroken` unless two results *of one function* agree. NaN equals NaN.
 
     Laws that use this need not report a wrong NaN, because the law ``oracle`` does.
     """
@@ -61,8 +61,8 @@ def near(
         want: the reference in float64.
         dtype: the dtype of the inputs.
         quantity: the column of the tolerance table.
-        more: added to the limit, for inputs whose scores are large.
-        slack: an absolute difference of each entry that is ignored.
+        more: added to the limit, for inputs with large scores.
+        slack: the absolute difference of an entry up to which it is ignored.
     """
     _same_shape(what, got, want)
     if want.numel() == 0:
@@ -82,9 +82,9 @@ def near(
         found = f"{whole:.1e} of its norm, {whole / unit:.3g} units of rounding"
         raise LawBroken(f"{what} is off by {found}, allowed {limit:.0e}")
     if not worst <= 4 * limit:
-        place = [int(index) for index in torch.unravel_index(of_rows.argmax(), of_rows.shape)]
+        row = [int(index) for index in torch.unravel_index(of_rows.argmax(), of_rows.shape)]
         found = f"{worst:.1e} of its norm, {worst / unit:.3g} units of rounding"
-        raise LawBroken(f"{what} in row {place} is off by {found}, allowed {4 * limit:.0e}")
+        raise LawBroken(f"{what} in row {row} is off by {found}, allowed {4 * limit:.0e}")
 
 
 @contextmanager
@@ -113,6 +113,6 @@ def _worst(got: Tensor, want: Tensor) -> str:
     differences = difference(got, want)
     # Take the first of nearly equal differences, since the largest one may depend on the machine.
     first = (differences >= differences.max() * (1.0 - 1e-5)).to(torch.uint8).argmax()
-    place = torch.unravel_index(first, want.shape)
-    at = [int(index) for index in place]
-    return f"at {at} is {got[place].item():.6g}, not {want[place].item():.6g}"
+    indices = torch.unravel_index(first, want.shape)
+    at = [int(index) for index in indices]
+    return f"at {at} is {got[indices].item():.6g}, not {want[indices].item():.6g}"

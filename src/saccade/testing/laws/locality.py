@@ -206,14 +206,14 @@ def _blind_keys(problem: Problem) -> list[int]:
 
 
 def _spread(items: list[int] | range, at_most: int) -> list[int]:
-    """Select at most ``at_most`` evenly spaced indices for a law to try, including the first and the last."""
+    """Select up to ``at_most`` evenly spaced indices for a law to try, including the first and the last."""
     if len(items) <= at_most or at_most == 1:
         return list(items[:at_most])
     return [items[round(n * (len(items) - 1) / (at_most - 1))] for n in range(at_most)]
 
 
 def _indices(row: Tensor) -> list[list[int]]:
-    """Return the indices of the True keys for the message of a law, for the first two batch items and groups."""
+    """Return the indices of the True keys in the first two batch items and groups, for a law's message."""
     return [torch.nonzero(keys)[:, 0].tolist() for keys in row.flatten(0, 1)[:2]]
 
 

@@ -1,4 +1,4 @@
-"""Measure the memory of a computation for laws: the size of the largest tensor that it creates."""
+"""Measure the memory of a computation, for laws, by the size of the largest tensor that it creates."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str, Tensor]:
-    """Return the gradients with respect to the strided inputs themselves, not to contiguous copies."""
+    """Compute the gradients with respect to the strided inputs themselves, not to contiguous copies."""
     names = ("query", "key", "value")
     roots = {name: getattr(problem, name).detach().requires_grad_() for name in names}
     out = subject.output(problem.but(**roots))
@@ -127,24 +127,24 @@ def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Return the tensor with the strides of a ``[batch, len, heads, dim]`` tensor, like the output of a projection."""
+    """Give the tensor the strides of a ``[batch, len, heads, dim]`` tensor, like the output of a projection."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _last_transposed(x: Tensor) -> Tensor:
-    """Return the tensor with strides that make its last axis non-contiguous."""
+    """Give the tensor strides that make its last axis non-contiguous."""
     return x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def _sliced(x: Tensor) -> Tensor:
-    """Return the tensor as a strided view: every other element of a larger tensor, from an odd offset."""
+    """Copy the tensor to every other element of a larger tensor, from an odd offset, and return that view."""
     larger = x.new_zeros(tuple(2 * size + 3 for size in x.shape))
     view = larger[tuple(slice(3, None, 2) for _ in x.shape)]
     return view.copy_(x)
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """Return the first batch item of the tensor, expanded to the full batch with a stride of 0."""
+    """Expand the tensor's first batch item to the full batch, with a stride of 0."""
     return x[:1].expand_as(x)
 
 

@@ -48,9 +48,10 @@ def drawn_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=SHORT_CASES, dtypes=(torch.float32,))
 def gradients_of_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A gradient of a single output row gives the gradients of the definition, and a gradient of 0 for other queries.
+    """Backpropagation from a single output row gives the gradients of the definition, which are 0 for other queries.
 
-    The rows are at the edges of blocks or random. The gradient of a sum, whose strides are all 0, is also checked.
+    The rows are at block edges, or random. Backpropagation from a sum, with an upstream gradient of stride 0, is also
+    checked.
     """
     problem = case.problem(dtype, subject.device)
     names, got, want = ("query", "key", "value"), problem.leaves(), problem.leaves()
@@ -90,7 +91,7 @@ def _pull_back(total: Tensor, problem: Problem) -> tuple[Tensor, ...]:
 
 
 def _packed(problem: Problem) -> Problem:
-    """Return the problem with queries, keys and values as views of one tensor, as projections return them.
+    """Make queries, keys and values views of one packed tensor, like the output of a fused projection.
 
     Tensors of different lengths or widths are left unchanged.
     """
@@ -105,7 +106,7 @@ def _packed(problem: Problem) -> Problem:
 
 
 def _with_offset(problem: Problem, offset: float) -> Problem:
-    """Return the problem with one channel of queries and keys replaced, so that it adds ``offset`` to every score."""
+    """Replace one channel of queries and keys by constants that add ``offset`` to every score."""
     side = abs(offset * problem.query.shape[3] ** 0.5) ** 0.5
     query, key = problem.query.clone(), problem.key.clone()
     query[..., 0], key[..., 0] = side, side if offset > 0 else -side

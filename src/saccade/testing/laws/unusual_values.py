@@ -11,7 +11,7 @@ from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.size_cases import SHORT_CASES
 
-_CASES = tuple(SHORT_CASES[place] for place in (0, 1, 2, 5, -5, -3))
+_CASES = tuple(SHORT_CASES[index] for index in (0, 1, 2, 5, -5, -3))
 
 
 @law(cases=_CASES, dtypes=(torch.float64, torch.float32))
@@ -51,7 +51,7 @@ def _constants(problem: Problem) -> Problem:
 
 
 def _ties(problem: Problem) -> Problem:
-    """Return the problem with queries and keys of small integers, so that many scores are equal."""
+    """Round queries and keys to small integers, so that many scores are equal."""
     return problem.but(query=problem.query.sign(), key=problem.key.round().clamp(-1, 1))
 
 
@@ -64,24 +64,24 @@ def _huge_values(problem: Problem) -> Problem:
 
 
 def _spread_scores(problem: Problem) -> Problem:
-    """Return the problem with scores in the hundreds, so that one key takes nearly all the weight of a row."""
+    """Scale the scores to several hundred, so that one key takes nearly all the weight of a row."""
     return problem.but(query=problem.query * 60)
 
 
 def _mixed_keys(problem: Problem) -> Problem:
-    """Return the problem with every third key multiplied by 100, and all other keys divided by 1,000."""
+    """Multiply every third key by 100, and divide all other keys by 1,000."""
     long = torch.arange(problem.key.shape[2], device=problem.key.device)[:, None] % 3 == 0
     return problem.but(key=torch.where(long, problem.key * 100, problem.key / 1000))
 
 
 def _sparse(problem: Problem) -> Problem:
-    """Return the problem with most entries of all inputs set to 0."""
+    """Set most entries of all inputs to 0."""
     inputs = {name: getattr(problem, name) for name in ("query", "key", "value")}
     return problem.but(**{name: torch.where(x > 1.5, x, 0.0) for name, x in inputs.items()})
 
 
 def _last_key(problem: Problem) -> Problem:
-    """Return the problem with a last key that all queries match, so that the weights of all other keys vanish."""
+    """Make the last key match all queries, so that the weights of all other keys vanish."""
     key = torch.zeros_like(problem.key)
     key[:, :, -1] = 30.0
     return problem.but(query=problem.query.abs() + 1, key=key)
