@@ -1,4 +1,4 @@
-"""Statistics used only by pages: the strongest weights of each query and key, and maps without some keys."""
+"""Statistics used only by pages: the strongest weights of each query and key, and maps without sinks."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class _Cells(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Without(Statistic[_Cells, Tensor]):
-    """A statistic that pools selected columns of a map without some keys, ``[batch, heads, rows, columns]``.
+class PooledColumns(Statistic[_Cells, Tensor]):
+    """A statistic that pools selected columns of a map, leaving out some keys, ``[batch, heads, rows, columns]``.
 
-    If a key that receives most of the attention shares a cell with other keys, this statistic shows the other keys.
+    A cell that contains an attention sink then shows the weights of its other keys.
 
     Args:
         bins: maximum number of cells on each side, as in `saccade.statistics.Pooled`.
@@ -118,10 +118,10 @@ class Without(Statistic[_Cells, Tensor]):
 
 def _larger(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
     """Merge two lists of strongest weights and their indices; keep only the k weights farthest from 0."""
-    weights, names = (torch.cat(pair, -1) for pair in zip(one, other, strict=True))
+    weights, indices = (torch.cat(pair, -1) for pair in zip(one, other, strict=True))
     best = weights.abs().topk(k, -1).indices
     weights = weights.gather(-1, best)
-    return weights, names.gather(-1, best).where(weights != 0, -1)
+    return weights, indices.gather(-1, best).where(weights != 0, -1)
 
 
 def _strongest_of(values: Tensor, row: Tensor, rows: int) -> Tensor:
