@@ -67,45 +67,45 @@ export class Side {
 
   /** Return a head's small map, or null if none was recorded. */
   async small(layer, head) {
-    const told = this.layers[layer];
-    if (!told.cells) return null;
-    const [rows, columns] = told.cells, beside = told.sinkColumns.length;
+    const described = this.layers[layer];
+    if (!described.cells) return null;
+    const [rows, columns] = described.cells, beside = described.sinkColumns.length;
     const bytes = await this.open(`maps-${layer}`);
     const start = head * rows * columns;
-    const rest = told.heads * rows * columns + head * rows * beside;
+    const rest = described.heads * rows * columns + head * rows * beside;
     return {
-      rows, columns, top: told.tops[head], signed: told.signed,
+      rows, columns, top: described.tops[head], signed: described.signed,
       levels: bytes.subarray(start, start + rows * columns),
-      sinkColumns: told.sinkColumns,
+      sinkColumns: described.sinkColumns,
       beside: bytes.subarray(rest, rest + rows * beside),
     };
   }
 
   /** Return a head's details (large map, strongest weights, attention received by keys), or null if the page has none. */
   async closely(layer, head) {
-    const told = this.layers[layer], close = told.close[head];
+    const described = this.layers[layer], close = described.close[head];
     if (!close) return null;
     const key = `closely ${layer} ${head}`;
-    if (!this.opened.has(key)) this.opened.set(key, this.open(`head-${layer}-${head}`).then((b) => read(told, close, b)));
+    if (!this.opened.has(key)) this.opened.set(key, this.open(`head-${layer}-${head}`).then((b) => read(described, close, b)));
     return this.opened.get(key);
   }
 }
 
-function read(told, close, bytes) {
+function read(described, close, bytes) {
   const from = new Reader(bytes);
   const found = { map: null, rows: null, columns: null, received: null };
   if (close.cells) {
     const [rows, columns] = close.cells;
     const levels = from.levels(rows, columns);
     const beside = from.levels(rows, close.sinkColumns.length);
-    found.map = { rows, columns, top: close.fineTop, signed: told.signed, levels, beside, sinkColumns: close.sinkColumns };
+    found.map = { rows, columns, top: close.fineTop, signed: described.signed, levels, beside, sinkColumns: close.sinkColumns };
   }
   if (close.k) {
-    const rows = told.queries * close.k, columns = told.keys * close.back;
+    const rows = described.queries * close.k, columns = described.keys * close.back;
     found.rows = { k: close.k, weights: from.halves(rows, close.top), names: from.indices(rows) };
     found.columns = { k: close.back, weights: from.halves(columns, close.top), names: from.indices(columns) };
   }
-  if (close.mostReceived !== undefined) found.received = from.halves(told.keys, close.mostReceived);
+  if (close.mostReceived !== undefined) found.received = from.halves(described.keys, close.mostReceived);
   found.isWhole = Boolean(close.whole);
   return found;
 }

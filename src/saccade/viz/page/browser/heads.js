@@ -28,9 +28,9 @@ export function valuesOf(page, by) {
 /** Return the similarity of each head's map to the selected head's map. */
 export async function likenesses(side, layer, head) {
   const own = await side.small(layer, head), found = [];
-  for (const [place, told] of side.layers.entries()) {
+  for (const [place, described] of side.layers.entries()) {
     found.push([]);
-    for (let other = 0; other < told.heads; other++) found[place].push(likeness(own, await side.small(place, other)));
+    for (let other = 0; other < described.heads; other++) found[place].push(likeness(own, await side.small(place, other)));
   }
   return found;
 }
@@ -128,11 +128,11 @@ export class Heads {
   async drawMaps() {
     const { page } = this, turn = (this.turn = {}), { now } = page.state;
     for (const tile of this.tiles) {
-      const layer = Number(tile.dataset.layer), head = Number(tile.dataset.head), told = page.side.layers[layer];
+      const layer = Number(tile.dataset.layer), head = Number(tile.dataset.head), described = page.side.layers[layer];
       let map = await page.side.small(layer, head);
       if (this.turn !== turn || page.state.now.tiles !== "maps") return;
       if (!map) continue;
-      if (now.sinks === "hidden") map = withoutSinks(map, told.sinks, told.keys);
+      if (now.sinks === "hidden") map = withoutSinks(map, described.sinks, described.keys);
       tile.replaceChildren(thumbnail(map, now.scale === "log", page.theme));
       tile.classList.add("map");
     }

@@ -103,7 +103,7 @@ export class Page {
     if (has(["side", "layer", "language", "find"])) this.showFound();
     if (has(OF_MAP)) await this.read();
     else if (has(["scale", "theme", "language"])) this.mapView.draw();
-    this.tellHead();
+    this.drawMeasures();
     this.light();
     if (!parts.help.hidden) drawHelp(this, parts.help);
   }
@@ -128,26 +128,26 @@ export class Page {
   }
 
   async mapOf(side, layer, head, sinks) {
-    const told = side.layers[layer];
-    if (!told || head >= told.heads) return { map: null, small: null, close: null, plain: null };
+    const described = side.layers[layer];
+    if (!described || head >= described.heads) return { map: null, small: null, close: null, plain: null };
     const [small, close] = await Promise.all([side.small(layer, head), side.closely(layer, head)]);
-    const left = sinks === "hidden" ? told.sinks : [];
-    const plain = small && withoutSinks(small, left, told.keys);
-    return { map: close?.map ? withoutSinks(close.map, left, told.keys) : plain, small, close, plain };
+    const left = sinks === "hidden" ? described.sinks : [];
+    const plain = small && withoutSinks(small, left, described.keys);
+    return { map: close?.map ? withoutSinks(close.map, left, described.keys) : plain, small, close, plain };
   }
 
-  tellHead() {
+  drawMeasures() {
     const { parts, layer, language } = this, { now } = this.state;
     parts.name.textContent = this.headName();
     const columns = this.sides.map((side) => [this.sides.length > 1 ? side.name : say(language, "head"), side.layers[now.layer]?.values]);
     if (this.sides.length === 1) columns.push([say(language, "uniform"), layer.uniform]);
-    const told = this.side.measures.map((measure) => {
+    const rows = this.side.measures.map((measure) => {
       const row = make("tr", {}, make("th", { textContent: nameOf(language, measure.name), scope: "row", title: meaningOf(language, measure) }));
       row.append(...columns.map(([, values]) => make("td", { textContent: number(values?.[measure.name]?.[now.head]) })));
       return row;
     });
     const head = make("tr", {}, ...["", ...columns.map(([name]) => name)].map((text) => make("th", { textContent: text, scope: "col" })));
-    parts.measures.replaceChildren(make("thead", {}, head), make("tbody", {}, ...told));
+    parts.measures.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
   }
 
   headName() {
@@ -162,8 +162,8 @@ export class Page {
   }
 
   /** Describe one weight in words. */
-  tellPair(query, key) {
-    const weights = this.shownReadings.map((reading) => reading.told(query, key, this.language));
+  describePair(query, key) {
+    const weights = this.shownReadings.map((reading) => reading.describe(query, key, this.language));
     return `${query + this.layer.first} “${this.queryTokens(query)}” → ${key} “${this.keyTokens(key)}”: ${weights.join(" | ")}`;
   }
 

@@ -28,7 +28,7 @@ export class Reading {
   }
 
   /** Describe a weight. For a cell of several pairs, only its largest weight or its total weight is known. */
-  told(query, key, language) {
+  describe(query, key, language) {
     const [weight, isExact] = this.at(query, key);
     if (weight === null) return say(language, "notKept");
     if (Number.isNaN(weight)) return say(language, "hiddenPair");

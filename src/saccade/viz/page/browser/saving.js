@@ -60,11 +60,11 @@ export function saveSvg(page) {
 export function saveJson(page) {
   const { now } = page.state, { layer, reading } = page, of = (values) => Object.fromEntries(Object.entries(values).map(([name, own]) => [name, own[now.head]]));
   const list = (found, tokens, first) => found.map(({ start, stop, weight, isExact }) => ({ start: start + first, stop: stop + first, token: tokens(start), weight, exact: isExact }));
-  const told = {
+  const contents = {
     schema: "saccade.report.head/1", title: page.title, recording: page.side.name, layer: layer.name, layerNumber: now.layer, head: now.head,
     queries: layer.queries, keys: layer.keys, values: of(layer.values), uniform: of(layer.uniform), sinks: layer.sinks,
     query: now.query === null ? null : { number: now.query + layer.first, token: page.queryTokens(now.query), looksAt: list(reading.ofQuery(now.query), page.keyTokens, 0) },
     key: now.key === null ? null : { number: now.key, token: page.keyTokens(now.key), lookedAtBy: list(reading.ofKey(now.key), page.queryTokens, layer.first) },
   };
-  download(nameOfFile(page, "json"), new Blob([JSON.stringify(told, null, 1)], { type: "application/json" }));
+  download(nameOfFile(page, "json"), new Blob([JSON.stringify(contents, null, 1)], { type: "application/json" }));
 }

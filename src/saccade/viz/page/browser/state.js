@@ -54,21 +54,21 @@ export class State {
   }
 
   write() {
-    const told = new URLSearchParams();
+    const parameters = new URLSearchParams();
     for (const name of Object.keys(START)) {
       const own = this.now[name];
-      if (JSON.stringify(own) !== JSON.stringify(this.start[name])) told.set(name, Array.isArray(own) ? own.join(",") : String(own ?? ""));
+      if (JSON.stringify(own) !== JSON.stringify(this.start[name])) parameters.set(name, Array.isArray(own) ? own.join(",") : String(own ?? ""));
     }
-    this.written = told.size ? `#${told}` : "#";
+    this.written = parameters.size ? `#${parameters}` : "#";
     window.history.replaceState(null, "", this.written);
   }
 
   /** Read the state from the URL; invalid values are ignored. */
   read() {
     if (window.location.hash === this.written) return false;
-    const told = new URLSearchParams(window.location.hash.slice(1));
+    const parameters = new URLSearchParams(window.location.hash.slice(1));
     const found = { ...this.start };
-    for (const [name, text] of told) {
+    for (const [name, text] of parameters) {
       const own = START[name];
       if (own === undefined) continue;
       if (name === "view") {
