@@ -130,7 +130,7 @@ def after_training(
         query, key, value: projections ``[heads, width, head_dim]``.
         output: the blocks of the output projection, ``[heads, head_dim, width]``.
         x: tokens ``[n, width]``.
-        wanted: the wanted outputs ``[n, width]``.
+        wanted: the target outputs ``[n, width]``.
     """
     weights = [one.clone().requires_grad_() for one in (query, key, value, output)]
     for _ in range(30):

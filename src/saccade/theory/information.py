@@ -146,7 +146,7 @@ def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, valu
 
 
 def without_token(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return how much each attention output changes when a token is removed, key and value, ``[q_len, kv_len]``."""
+    """Return how much each attention output changes when a key and its value are removed, ``[q_len, kv_len]``."""
     outputs = attend(query[None, None], key[None, None], value[None, None])[0, 0]
     distances = []
     for index in range(len(value)):
@@ -157,7 +157,7 @@ def without_token(attend: Callable[..., Tensor], query: Tensor, key: Tensor, val
 
 
 def weights_from_output(output: Tensor, value: Tensor) -> Tensor:
-    """Return the weights that sum to 1 and give an output, found by least squares from output and values alone."""
+    """Return the weights that sum to 1 and produce an output, by least squares from output and values alone."""
     constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
     wanted = torch.cat([output, torch.ones(len(output), 1, dtype=value.dtype)], 1)
     return torch.linalg.lstsq(constraints.T, wanted.T, driver="gelsd").solution.T

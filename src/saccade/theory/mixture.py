@@ -15,7 +15,7 @@ from saccade.theory.rank import weights_of
 
 
 def posterior(query: Tensor, key: Tensor, log_prior: Tensor, variance: float) -> Tensor:
-    """Return the posterior of mixture components by Bayes' rule, for an observed q ~ N(k_j, variance I), prior π_j."""
+    """Return the posterior of mixture components with priors π_j, given q ~ N(k_j, variance I), by Bayes' rule."""
     densities = -(query[:, None] - key[None]).square().sum(-1) / (2 * variance)
     joint = densities + log_prior
     return (joint - joint.logsumexp(-1, keepdim=True)).exp()
@@ -27,7 +27,7 @@ def hopfield_energy(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
 
 
 def _attend_to_patterns(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
-    """Update the state of a Hopfield network by attention to the stored patterns as keys and values."""
+    """Update the state of a Hopfield network by attention, with the stored patterns as keys and values."""
     return attention(state[None, None], patterns[None, None], patterns[None, None], scale=beta)[0, 0]
 
 

@@ -71,10 +71,10 @@ def scanned(x: Tensor) -> Tensor:
 
 
 def rounds_of_lstm(draw: Draw, length: int, forget_bias: float = 0.0) -> int:
-    """Return the number of rounds that it takes to solve an LSTM by iterating over all positions at once.
+    """Return the number of rounds in which a fixed-point iteration over all positions computes an LSTM's states.
 
-    Each round computes all states in parallel, each from the state that the last round gave the previous position. The
-    rounds end when no state changes by more than 1e-14, after ``length`` rounds at the latest.
+    Each round updates all states in parallel, from the previous round's state at the previous position. The iteration
+    ends when no state changes by more than 1e-14, after ``length`` rounds at the latest.
     """
     cell = draw.module(lambda: nn.LSTMCell(_WIDTH, _WIDTH))
     x = draw.normal(length, _WIDTH)

@@ -48,12 +48,12 @@ def a_causal_mask_tells_positions(
 ) -> Measurements:
     """A causal mask alone conveys positions: a decoder needs no position encoding (NoPE)."""
     n, width = 512, 8
-    places = torch.arange(1, n + 1, dtype=torch.float64)
+    positions = torch.arange(1, n + 1, dtype=torch.float64)
     seen = share(n, Causal())
-    yield same("causal, scores of 0: weight of the first token at position i, against 1/i", seen, 1 / places)
+    yield same("causal, scores of 0: weight of the first token at position i, against 1/i", seen, 1 / positions)
     yield equal(
         "the same: share of positions that rounding its inverse gives",
-        float(((1 / seen).round() == places).double().mean()),
+        float(((1 / seen).round() == positions).double().mean()),
         1.0,
     )
     maps = [[draw.normal(width, width) / width**0.5 for _ in range(3)] for _ in range(3)]
@@ -70,11 +70,11 @@ def a_causal_mask_tells_positions(
 
 
 Scores = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A function that returns the products of queries with keys at distances before them, ``[queries, distances]``."""
+"""A function that returns the products of queries with keys at the given distances, ``[queries, distances]``."""
 
 
 def rotary_products(query: Tensor, key: Tensor, distances: Tensor) -> Tensor:
-    """Return products of rotated queries with rotated keys at given distances before them, ``[queries, distances]``."""
+    """Return the products of rotated queries with rotated keys at the given distances, ``[queries, distances]``."""
     rotary, last = Rotary(query.shape[-1]), int(distances.max())
     query = rotary(query[None, :, None], torch.tensor([last]))  # [1, queries, 1, d]
     key = rotary(key[None, :, None].expand(-1, -1, len(distances), -1), last - distances)
@@ -118,8 +118,8 @@ def rotary_scores_fall_with_distance(
         0.6,
     )
     query = draw.normal(1, width)
-    made = Rotary(width)(query[None, None], torch.tensor([far]))[0, 0]  # R_200 q: the rotation by 200 undoes it
-    product = scores(query, made, torch.arange(n))[0]
+    key = Rotary(width)(query[None, None], torch.tensor([far]))[0, 0]  # R_200 q: the rotation by 200 undoes it
+    product = scores(query, key, torch.arange(n))[0]
     yield equal(
         "a key made for distance 200: product there, over |q|²", float(product[far] / query.square().sum()), 1.0
     )

@@ -21,7 +21,7 @@ _LU_XUN = (
 
 
 def weights_of(query: Tensor, key: Tensor, mask: Mask | None = None, bias: Tensor | None = None) -> Tensor:
-    """Return the softmax weights of one head as a matrix, ``[q_len, kv_len]``, whose rank the claims measure."""
+    """Return the softmax weights of one head as a dense matrix, ``[q_len, kv_len]``."""
     return AttentionMatrix(query[None, None], key[None, None], mask, bias=bias).to_dense()[0, 0]
 
 

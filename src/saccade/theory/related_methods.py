@@ -103,8 +103,8 @@ def spatial_attention_compares_all_positions(
             cbam.spatial(cbam.channel(features)),
         )
         weights = draw.module(lambda: block(channels)).matrix(features).to_dense()
-    of_places = compressed(features[0].flatten(1).T)
-    rank = int(torch.linalg.matrix_rank(of_places @ of_places.T))
+    of_positions = compressed(features[0].flatten(1).T)
+    rank = int(torch.linalg.matrix_rank(of_positions @ of_positions.T))
     yield equal("channels compressed to one, then dot products: rank of the scores", rank, 1)
     yield at_least("non-local block: smallest weight of one position for another", float(weights.min()), 1e-12)
     yield equal("non-local block: sum of a row", float(weights[0, 0, 0].sum()), 1.0, 1e-9)

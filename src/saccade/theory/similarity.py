@@ -73,7 +73,7 @@ def dot_products_show_similarity(
 
 
 def pseudoinverses(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return maps from two codes, ``[symbols, width]`` each, to one space in which equal symbols are equal axes."""
+    """Return the pseudoinverses of two codes, ``[symbols, width]`` each, which map equal symbols to the same axis."""
     return torch.linalg.pinv(first), torch.linalg.pinv(second)
 
 

@@ -59,7 +59,7 @@ class ShareOfKeys(Mechanism):
     Args:
         softmax: the softmax over the chosen keys.
         share: the share of its visible keys that a query attends to; the number of keys is rounded up.
-        at_random: choose random keys instead of those with the largest weights.
+        at_random: whether to choose random keys instead of those with the largest weights.
     """
 
     def __init__(self, softmax: Softmax, share: float, at_random: bool = False):
@@ -71,9 +71,9 @@ class ShareOfKeys(Mechanism):
         weights = self.softmax(query, key, mask=mask, **positions).to_dense()
         visible = weights > 0
         rank_by = torch.rand(weights.shape, generator=torch.Generator().manual_seed(0)) if self.at_random else weights
-        place = rank_by.masked_fill(~visible, -1).argsort(-1, descending=True).argsort(-1)
-        chosen = place < (visible.sum(-1, keepdim=True) * self.share).ceil()
-        return self.softmax(query, key, mask=chosen & visible, **positions)
+        rank = rank_by.masked_fill(~visible, -1).argsort(-1, descending=True).argsort(-1)
+        selected = rank < (visible.sum(-1, keepdim=True) * self.share).ceil()
+        return self.softmax(query, key, mask=selected & visible, **positions)
 
 
 def sinks_of_minilm() -> Tensor:
@@ -178,8 +178,8 @@ def heads_learn_different_patterns(
         yield at_most(f"{name}: head with least", float(before.min()), 0.1)
         yield at_least(f"{name}: entropy as a share of the possible, broadest head", float(breadth.max()), 0.85)
         yield at_most(f"{name}: narrowest head", float(breadth.min()), 0.5)
-        places = torch.arange(weights.shape[-1])
-        near = (weights * ((places[:, None] - places).abs() <= 3)).sum(-1)[:, 16:].mean(-1)
+        positions = torch.arange(weights.shape[-1])
+        near = (weights * ((positions[:, None] - positions).abs() <= 3)).sum(-1)[:, 16:].mean(-1)
         local = f"{name}: heads with half of their attention on tokens at most 3 away"
         yield at_least(local, int((near >= 0.5).sum()), 3)
 
@@ -288,12 +288,12 @@ def hits(sentences: list[Parsed], maps: list[Tensor], source: str, target: str) 
 
 
 def _maps_of(attended: Maps, parsed: list[Parsed]) -> list[Tensor]:
-    """Return the attention weights of each sentence, ``[heads, words, words]``; sentences of one length run at once."""
+    """Return each sentence's attention weights, ``[heads, words, words]``; sentences of equal length run at once."""
     weights: dict[int, Tensor] = {}
-    for length in {len(one.words) for one in parsed}:
-        places = [place for place, one in enumerate(parsed) if len(one.words) == length]
-        weights |= dict(zip(places, attended([parsed[place].words for place in places]), strict=True))
-    return [weights[place] for place in range(len(parsed))]
+    for length in {len(sentence.words) for sentence in parsed}:
+        indices = [index for index, sentence in enumerate(parsed) if len(sentence.words) == length]
+        weights |= dict(zip(indices, attended([parsed[index].words for index in indices]), strict=True))
+    return [weights[index] for index in range(len(parsed))]
 
 
 @claim(

@@ -39,7 +39,7 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether there are measurements and all of them agree with the claim's verdict."""
+        """Whether the claim was measured and all measurements agree with its verdict."""
         return not self.error and bool(self.measurements) and all(one.agrees for one in self.measurements)
 
 
