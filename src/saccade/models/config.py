@@ -273,16 +273,16 @@ class SetDecoderConfig(Config):
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """Return the value of a config field. Raise if it does not match the field's annotation."""
+    """Check the value of a config field against the field's annotation, and return the value."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
         return None if value is None else _checked(name, value, inner[0])
     if origin is Literal:
         return check_choice(name, value, inner)
     if origin is tuple and inner[0] is not int:
-        return tuple(_checked(name, one, inner[0]) for one in check_type(name, value, tuple, "be a tuple or None"))
+        return tuple(_checked(name, each, inner[0]) for each in check_type(name, value, tuple, "be a tuple or None"))
     if origin is tuple:
-        return tuple(check_int(name, one, None) for one in check_type(name, value, tuple, "be a tuple of ints"))
+        return tuple(check_int(name, each, None) for each in check_type(name, value, tuple, "be a tuple of ints"))
     kind, limits = inner if origin is Annotated else (kind, ())
     if kind in _NUMBERS:
         return _NUMBERS[kind](name, value, **dict(limits))

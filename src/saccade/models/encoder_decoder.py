@@ -206,8 +206,8 @@ class EncoderDecoder(SavedText):
         x = self.embedding(tokens) * math.sqrt(self.config.embed_dim)
         if self.position is None:
             return self.dropout(x)
-        place = cache.positions(length) if positions is None and cache is not None else positions
-        vectors = self.position(positions_in_documents(range(length) if place is None else place, mask))
+        following = cache.positions(length) if positions is None and cache is not None else positions
+        vectors = self.position(positions_in_documents(range(length) if following is None else following, mask))
         return self.dropout(x + vectors.to(x))  # sinusoids have no weights, so they do not follow the model's dtype
 
 

@@ -1,4 +1,4 @@
-"""Pretrained: the base class of models that load published weights, whose sizes are checked first."""
+"""Pretrained: the base class of models that load published weights, after checking their sizes."""
 
 from __future__ import annotations
 
