@@ -153,7 +153,7 @@ class DecoderFormat(FileFormat):
 
     Attributes:
         prefix: prefix of all weight names except the head's; older files omit it.
-        ignored: suffixes of the names of constants that a file may contain, which are ignored.
+        ignored: name suffixes of constants in the file, which are not read.
     """
 
     prefix: ClassVar[str]

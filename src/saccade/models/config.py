@@ -115,7 +115,7 @@ class EncoderDecoderConfig(TextConfig):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary that both sequences share.
-        max_len: length of the longest sequence: a hard limit if position vectors are learned.
+        max_len: length of the longest sequence: a hard limit if position embeddings are learned.
         embed_dim: width of the hidden states.
         num_heads: number of heads in each attention module; divides ``embed_dim``.
         num_encoder_layers, num_decoder_layers: number of layers in each stack.
@@ -236,7 +236,7 @@ class SetDecoderConfig(Config):
     Attributes:
         channels: number of channels of the feature map.
         num_classes: number of object classes, not counting "no object".
-        num_queries: number of queries, which is the largest number of objects that can be detected in an image.
+        num_queries: number of queries, and so the maximum number of objects that can be detected in an image.
         embed_dim: width of the hidden states, a multiple of 4.
         num_heads: number of heads in each attention module; divides ``embed_dim``.
         num_encoder_layers, num_decoder_layers: number of layers in each stack.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Decoder(SavedText):
-    """A decoder language model, which predicts the probabilities of the next token at every position.
+    """A decoder language model that predicts the probabilities of the next token at every position.
 
     `from_pretrained` reads the formats of GPT-2, Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 2 and 3 (text) and
     Cohere 2. `save_pretrained` writes the format of GPT-2, Llama or (with a sliding window) Mistral if the model fits

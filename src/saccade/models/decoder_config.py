@@ -56,7 +56,7 @@ class DecoderConfig(TextConfig):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary.
-        max_len: length of the longest sequence: a hard limit if position vectors are learned, and the length of the
+        max_len: length of the longest sequence: a hard limit if position embeddings are learned, and the length of the
             training sequences if not.
         embed_dim: width of the hidden states.
         num_heads: number of query heads per layer; divides ``embed_dim``.

@@ -41,7 +41,7 @@ class SetDecoder(Pretrained):
     """An object detector: each learned query predicts one object in an image, or no object.
 
     The encoder's tokens are the cells of a feature map, and the decoder's tokens are the queries. Queries start as
-    zeros and differ only in their learned position vectors. They attend to the image and to each other, so that no
+    zeros and differ only in their learned position embeddings. They attend to the image and to each other, so that no
     object is predicted twice. In training, `saccade.models.match_sets` assigns objects to queries. `from_pretrained`
     and `from_state_dict` read DETR.
 
@@ -52,7 +52,7 @@ class SetDecoder(Pretrained):
 
     Attributes:
         encoder, decoder: the layers of each stack.
-        query: the position vectors of the queries, an ``nn.Embedding``.
+        query: the position embeddings of the queries, an ``nn.Embedding``.
 
     Cost: O(num_encoder_layers * (cells * embed_dim ** 2 + cells ** 2 * embed_dim)) time, and memory that is linear in
     the number of cells.
@@ -118,7 +118,7 @@ class SetDecoder(Pretrained):
         backbone: nn.Module | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Build a detector in eval mode from DETR's weights in memory, which are copied.
+        """Build a detector in eval mode from DETR's weights in memory. The weights are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a transformers config.

@@ -197,7 +197,7 @@ class Encoder(SavedText):
 
 
 class Embeddings(nn.Module):
-    """The encoder's input embeddings: the normalised sum of token, position and segment vectors."""
+    """The encoder's input embeddings: the normalised sum of token, position and segment embeddings."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()

@@ -189,7 +189,7 @@ class EncoderDecoder(SavedText):
         return self.decoder.cross_matrices(x, context, positions=positions, context_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """Return an empty cache for the encoder-decoder, which stores both sequences.
+        """Return an empty cache for both sequences of the encoder-decoder.
 
         Args:
             max_len: number of ``tokens`` to allocate memory for in advance; if None, the cache grows as needed.
@@ -212,7 +212,7 @@ class EncoderDecoder(SavedText):
 
 
 class ConditionedDecoder(nn.Module):
-    """An `EncoderDecoder` together with an encoded source, which forms a language model of the target sequence.
+    """A language model of the target sequence: an `EncoderDecoder` together with an encoded source.
 
     `EncoderDecoder.given` returns one.
 

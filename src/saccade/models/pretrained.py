@@ -67,7 +67,7 @@ class Pretrained(ArgumentHints, nn.Module):
     def from_state_dict(
         cls, config: object, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32
     ) -> Self:
-        """Build a pretrained model in eval mode from weights in memory, which are copied.
+        """Build a pretrained model in eval mode from weights in memory. The weights are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a transformers config.
@@ -129,7 +129,7 @@ class PretrainedText(Pretrained):
         tokenizer: Tokenizer | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Build a pretrained model in eval mode from weights in memory, which are copied.
+        """Build a pretrained model in eval mode from weights in memory. The weights are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a transformers config.

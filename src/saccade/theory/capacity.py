@@ -34,7 +34,7 @@ def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values with linear attention whose state has one feature per key entry."""
+    """Recall values with linear attention, with one feature per key entry."""
     recalled: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
     return recalled[0, 0]
 

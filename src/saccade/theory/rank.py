@@ -59,7 +59,7 @@ def attention_has_low_rank(
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Return an approximate rank: the number of singular directions that contain a given share of the energy.
+    """Return an approximate rank: the number of singular directions that contain ``share`` of the energy.
 
     The energy is the sum of the squared singular values.
     """

@@ -86,10 +86,10 @@ def spatial_attention_compares_all_positions(
     with torch.no_grad():
         plain = module(features)[..., 0, 0]
 
-        def change(place: int) -> float:
-            """Return how much the output at the first position changes when the input at position ``place`` changes."""
+        def change(index: int) -> float:
+            """Return how much the output at the first position changes when the input at ``index`` changes."""
             moved = features.clone()
-            moved[..., place, place] += 3.0
+            moved[..., index, index] += 3.0
             return float((module(moved)[..., 0, 0] - plain).abs().max())
 
         yield at_most("CBAM: change of the first position when the last one changes", change(-1), 0.0)

@@ -18,7 +18,7 @@ def dot_products(query: Tensor, key: Tensor) -> Tensor:
 
 
 def weights_as_printed(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """Return the weights of the attention layer that a tutorial prints, ``[batch, 1, n]``, without its final mistake.
+    """Return the weights of a tutorial's attention layer, ``[batch, 1, n]``, without the mistake in its last step.
 
     It multiplies keys ``[batch, n, width]`` by a matrix, and by the query ``[batch, 1, width]`` without a scale.
     """

@@ -21,7 +21,7 @@ def sequences() -> Tensor:
 
 
 def relu_by_attention(x: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
-    """Compute relu of integers with a head of two keys: 0 with the value 0, and x, which is both key and value."""
+    """Compute the relu of integers with a head of two keys, 0 and x, each of which is also its value."""
     value = torch.stack([torch.zeros_like(x), x], -1).flatten(0, -2)[None, :, :, None]  # [1, numbers, 2, 1]
     query = torch.full_like(value[:, :, :1], 100.0)
     return attend(query, value, value, scale=1.0)[0, :, 0, 0].view(x.shape)

@@ -48,7 +48,7 @@ def bipartite(
         x_name: name of the keys.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or the labels are a single string.

@@ -110,7 +110,7 @@ class Canvas:
 
 
 def colours(*, signed: bool = False) -> "Colormap":
-    """Return the colour map of all figures: white for 0, then reversed magma, whose lightness decreases evenly.
+    """Return the colour map of all figures: white for 0, then reversed magma with evenly decreasing lightness.
 
     The order of the colours is preserved in greyscale. With ``signed``, white is in the middle of the scale, and values
     below 0 are blue, darker the farther they are from 0.
@@ -155,7 +155,7 @@ def dress(axes: "Axes") -> None:
 
 @argument_hints({})
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write ``figure`` to ``path``, whose suffix determines the format (``.png``, ``.svg``, ``.pdf``).
+    """Write ``figure`` to ``path``, in the format of the path's suffix (``.png``, ``.svg``, ``.pdf``).
 
     The file is written under a temporary name and then renamed, so that a reader never sees a partial file.
 

@@ -52,7 +52,7 @@ def profile(
         log: whether both axes are logarithmic; only numbers above 0 are then drawn.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: the values are not real numbers, or ``names`` is a single string.
@@ -164,7 +164,7 @@ def channel_weights(
             otherwise they are computed from the weights.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or the labels are a single string.
@@ -218,7 +218,7 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         title: text above the figure.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: the argument is not a comparison.

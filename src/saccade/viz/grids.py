@@ -45,7 +45,7 @@ def head_grid(
         shared_scale: whether all grids share one colour scale.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: the values are not real numbers.

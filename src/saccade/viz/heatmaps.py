@@ -83,7 +83,7 @@ def heatmap(
             are 32.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or the labels are a single string.

@@ -48,7 +48,7 @@ def refuse_with_mask(**named: object) -> None:
 
 
 def refuse_lengths(**named: int | None) -> None:
-    """Raise an error if weights are drawn with a length, which only masks need."""
+    """Raise an error if a length is passed for weights; only masks need lengths."""
     for name, value in named.items():
         if value is not None:
             raise value_error(name, "be omitted for weights, whose shape is known", value)

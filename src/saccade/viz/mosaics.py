@@ -55,7 +55,7 @@ def mosaic(
             white.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers.

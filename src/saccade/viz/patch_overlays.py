@@ -66,7 +66,7 @@ def overlay(
         limits: the values at the two ends of the colour scale; computed from the weights if None.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: the image or weights are not real numbers, or queries or patches are not indices.

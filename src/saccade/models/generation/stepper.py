@@ -52,7 +52,7 @@ class Reader(Protocol):
 
 
 def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
-    """Return a `Reader` for a language model, which uses a cache if the model supports caches."""
+    """Return a `Reader` for a language model, with a cache if the model supports caches."""
     if not callable(model):
         raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
     check_type("cache", cache, (Cache, LayerCache, NoneType), "be a cache from model.new_cache(), or None")

@@ -30,7 +30,7 @@ class Map(NamedTuple):
 
     Attributes:
         cells: the maps, ``[heads, rows, columns]``; NaN marks masked cells.
-        beside: some columns of the maps, pooled again without attention sinks, ``[heads, rows, selected columns]``.
+        beside: selected columns of the maps, pooled again without attention sinks, ``[heads, rows, selected columns]``.
         answers: results of the additional statistics.
         how: how the weights of a cell are reduced to one number, as in `saccade.statistics.Pooled`.
     """
@@ -73,7 +73,7 @@ class Source(Protocol):
 
 
 class Recorded(Protocol):
-    """The interface of a recorded layer on a page, which `saccade.recording.layer_record.Run` implements."""
+    """The interface of a recorded layer on a page, implemented by `saccade.recording.layer_record.Run`."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -81,7 +81,7 @@ class Recorded(Protocol):
 
     @property
     def matrix(self) -> Matrix:
-        """The attention matrix of the recorded layer, which exists only if queries and keys were recorded."""
+        """The recorded layer's attention matrix. It is available only if queries and keys were recorded."""
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
