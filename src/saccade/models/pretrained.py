@@ -282,8 +282,8 @@ def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) 
     """
     sources, changes = getattr(config, "kv_layers", None), dict.fromkeys(file_format.stacks, 1)
     with torch.device("meta"):
-        own = {**changes, "kv_layers": None} if sources is not None else changes
-        state = model_class(dataclasses.replace(config, **own)).state_dict()
+        small = {**changes, "kv_layers": None} if sources is not None else changes
+        state = model_class(dataclasses.replace(config, **small)).state_dict()
     shapes = dict[str, Tensor]()
     for name, x in state.items():
         copies = {name: x}

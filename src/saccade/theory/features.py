@@ -104,7 +104,7 @@ def random_features_approximate_attention(
         if length is None:
             query, key = query / width**0.25, key / width**0.25
         else:
-            query, key = (length * torch.nn.functional.normalize(one, dim=-1) for one in (query, key))
+            query, key = (length * torch.nn.functional.normalize(x, dim=-1) for x in (query, key))
         seen = kernel(query, key, directions)
         weights = seen / seen.sum(-1, keepdim=True)
         return float((weights - (query @ key.T).softmax(-1)).abs().sum(-1).mean() / 2)

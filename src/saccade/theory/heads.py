@@ -132,13 +132,13 @@ def after_training(
         x: tokens ``[n, width]``.
         wanted: the target outputs ``[n, width]``.
     """
-    weights = [one.clone().requires_grad_() for one in (query, key, value, output)]
+    weights = [weight.clone().requires_grad_() for weight in (query, key, value, output)]
     for _ in range(30):
-        q, k, v = (x @ one for one in weights[:3])
+        q, k, v = (x @ weight for weight in weights[:3])
         loss = ((attention(q[None], k[None], v[None])[0] @ weights[3]).sum(0) - wanted).square().mean()
         gradients = torch.autograd.grad(loss, weights)
-        weights = [(one - 0.3 * slope).detach().requires_grad_() for one, slope in zip(weights, gradients, strict=True)]
-    return [one.detach() for one in weights]
+        weights = [(w - 0.3 * slope).detach().requires_grad_() for w, slope in zip(weights, gradients, strict=True)]
+    return [weight.detach() for weight in weights]
 
 
 @claim(
@@ -156,9 +156,9 @@ def each_head_learns_another_subspace(
     start = [draw.normal(2, 8, 4) / 8**0.5 for _ in range(3)] + [draw.normal(2, 4, 8) / 8**0.5]
 
     def apart_after(begin: list[Tensor]) -> float:
-        return max(float((one[0] - one[1]).abs().max()) for one in train(*begin, x, wanted))
+        return max(float((weight[0] - weight[1]).abs().max()) for weight in train(*begin, x, wanted))
 
-    alike = [one[:1].expand(one.shape) for one in start]
+    alike = [weight[:1].expand(weight.shape) for weight in start]
     yield equal("two heads that start equal: largest difference after 30 steps", apart_after(alike), 0.0, 1e-9)
     yield at_least("two heads that start differently: the same", apart_after(start), 0.5)
     yield at_least("equal but for their blocks of W_O: the same", apart_after([*alike[:3], start[3]]), 0.3)

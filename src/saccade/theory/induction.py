@@ -79,7 +79,7 @@ def induction_takes_two_layers(
 
 
 def _last_output(tokens: Tensor, maps: list[Tensor]) -> Tensor:
-    query, key, value = (tokens[None, None] @ one for one in maps)
+    query, key, value = (tokens[None, None] @ weight for weight in maps)
     return attention(query[:, :, -1:], key, value)[0, 0, 0]
 
 

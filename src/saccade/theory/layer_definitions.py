@@ -77,7 +77,7 @@ def one_projection_makes_all_heads(
     joined = torch.cat(list(separate), 1) @ torch.cat(list(weights[3]))
     yield same("one projection, reshaped: output, against Concat(head_i) W_O", seen, joined)
     yield same("the same, against the sum of head_i times its rows of W_O", seen, (separate @ weights[3]).sum(0))
-    others = tuple(torch.cat([one[:1], draw.normal(*one[1:].shape)]) for one in weights)
+    others = tuple(torch.cat([matrix[:1], draw.normal(*matrix[1:].shape)]) for matrix in weights)
     moved = heads(x, (others[0], others[1], others[2], others[3])) - separate
     yield equal("change of head 1 when all others get new matrices", float(moved[0].abs().max()), 0.0)
     yield at_least("the same: change of the others", float(moved[1:].abs().max()), 1.5)

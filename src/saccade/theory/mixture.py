@@ -86,7 +86,7 @@ def weighted_sum_is_an_m_step(
     moved = move(query, keys)
     slope = (share[:, :, None] * (keys - moved[:, None])).sum(1)
     yield same("a mixture that moves: gradient at attention's sum, against 0", slope, torch.zeros_like(slope))
-    likelihood = [(-(keys - one[:, None]).square().sum(-1) / 2).logsumexp(-1) for one in (query, moved)]
+    likelihood = [(-(keys - point[:, None]).square().sum(-1) / 2).logsumexp(-1) for point in (query, moved)]
     yield at_least("smallest rise of its log-likelihood", float((likelihood[1] - likelihood[0]).min()), 0.0, 1e-12)
     # The usual mixture: its means are fitted to data.
     data = draw.normal(n, width)

@@ -111,8 +111,8 @@ def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Ten
 
     def run(x: Tensor) -> Tensor:
         x = x.mT
-        for one in stack:
-            x = torch.tanh(one(nn.functional.pad(x, (kernel_size - 1, 0))))
+        for convolution in stack:
+            x = torch.tanh(convolution(nn.functional.pad(x, (kernel_size - 1, 0))))
         return x.mT
 
     return run
@@ -123,7 +123,7 @@ def attending(draw: Draw, mask: Mask | Tensor | None = _CAUSAL) -> Callable[[Ten
     maps = [draw.normal(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(3)]
 
     def run(x: Tensor) -> Tensor:
-        query, key, value = ((x @ one)[:, None] for one in maps)
+        query, key, value = ((x @ weight)[:, None] for weight in maps)
         return attention(query, key, value, mask)[:, 0]
 
     return run

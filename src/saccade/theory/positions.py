@@ -26,7 +26,7 @@ def stack(tokens: Tensor, maps: list[list[Tensor]], mask: Mask | None) -> Tensor
     Each layer has three ``maps``, for queries, keys and values.
     """
     for layer in maps:
-        query, key, value = (tokens[None, None] @ one for one in layer)
+        query, key, value = (tokens[None, None] @ weight for weight in layer)
         tokens = tokens + attention(query, key, value, mask)[0, 0]
     return tokens
 
@@ -63,9 +63,9 @@ def a_causal_mask_tells_positions(
     tokens = draw.normal(32, width)
     order = torch.cat([draw.permutation(31), torch.tensor([31])])
     for name, layers, mask in (("no mask, three layers", 3, None), ("causal, one layer", 1, Causal())):
-        last, shuffled = (stack(one, maps[:layers], mask)[-1] for one in (tokens, tokens[order]))
+        last, shuffled = (stack(sequence, maps[:layers], mask)[-1] for sequence in (tokens, tokens[order]))
         yield same(f"{name}: last output after shuffling the tokens before it", shuffled, last)
-    last, shuffled = (stack(one, maps[:2], Causal())[-1] for one in (tokens, tokens[order]))
+    last, shuffled = (stack(sequence, maps[:2], Causal())[-1] for sequence in (tokens, tokens[order]))
     yield differ("causal, two layers: the same", shuffled, last, 0.04)
 
 

@@ -43,7 +43,7 @@ def dot_products_show_similarity(
     """The dot product is a good measure of how similar two vectors are."""
     n, width = 512, 8
     x, y = draw.normal(n, width), draw.normal(n, width)
-    unit, other = (torch.nn.functional.normalize(one, dim=-1) for one in (x, y))
+    unit, other = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (x, y))
     distances = torch.cdist(unit, other)
     yield same("unit vectors, against 1 - |q - k|²/2", score(unit, other), 1 - distances.square() / 2, 1e-7)
     nearest = score(unit, other).argmax(-1) == distances.argmin(-1)

@@ -96,7 +96,7 @@ def attentive(heads: int, scale: float | None = None) -> Layer:
 
     def mix(x: Tensor, weights: Tensor) -> Tensor:
         projected = (x @ weights[:, i, None] for i in range(3))
-        query, key, value = (one.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2) for one in projected)
+        query, key, value = (part.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2) for part in projected)
         out = attention(query, key, value, scale=scale).transpose(1, 2).flatten(2).unflatten(0, x.shape[:2])
         return out @ weights[:, 3, None]
 
@@ -171,7 +171,7 @@ def learned(
             tokens, answers = task.draw(32, data)
         else:
             batch = torch.randint(len(pool[0]), (32,), generator=data)
-            tokens, answers = (one[batch] for one in pool)
+            tokens, answers = (part[batch] for part in pool)
         loss = -logits(tokens).log_softmax(-1).gather(-1, answers.expand(seeds, *answers.shape)[..., None])
         per_seed = loss.flatten(1).mean(1)
         optimizer.zero_grad()

@@ -66,7 +66,7 @@ def parity_by_counting(bits: Tensor, attend: Callable[..., Tensor] = attention) 
 
 def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
     """Return the share of the sum of squares of ``wanted`` that no function of ``seen`` can explain."""
-    groups = torch.unique(torch.stack([one.flatten() for one in seen], 1), dim=0, return_inverse=True)[1]
+    groups = torch.unique(torch.stack([column.flatten() for column in seen], 1), dim=0, return_inverse=True)[1]
     rows = wanted.flatten(0, 1)
     counts = torch.bincount(groups).to(rows)[:, None]
     means = torch.zeros(len(counts), rows.shape[1], dtype=rows.dtype).index_add(0, groups, rows) / counts
@@ -114,7 +114,7 @@ def transformers_are_universal(
     yield at_least("without positions, whatever else: share that is left", left(wanted, *unordered), 0.5)
     yield equal("with both: share that is left", left(wanted, torch.arange(27)[:, None].expand(27, 3), positions), 0.0)
     answers = parity(torch.tensor(list(itertools.product((0.0, 1.0), repeat=8)), dtype=torch.float64))
-    expected = torch.tensor([sum(one) % 2 for one in itertools.product((0, 1), repeat=8)], dtype=torch.float64)
+    expected = torch.tensor([sum(row) % 2 for row in itertools.product((0, 1), repeat=8)], dtype=torch.float64)
     yield at_most(
         "parity of 8 bits, equal weights and 8 hidden units: largest error of 256 sequences",
         float((answers - expected).abs().max()),

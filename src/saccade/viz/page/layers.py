@@ -196,8 +196,8 @@ class MatrixLayer(Source):
         return self._map(item, range(self.shape[1]), bins, columns, statistics)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        found = self._map(item, range(head, head + 1), bins, columns, [StrongestPairs(k)])
-        return Head(found, found.answers[0])
+        large = self._map(item, range(head, head + 1), bins, columns, [StrongestPairs(k)])
+        return Head(large, large.answers[0])
 
     def _map(
         self, item: int, heads: range, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]
@@ -229,8 +229,8 @@ class RecordedLayer(Source):
             return _measures(None, self._statistics, item)
 
     def received(self, item: int) -> Tensor | None:
-        found = self._statistics.get("received")
-        return None if found is None else found[item]
+        received = self._statistics.get("received")
+        return None if received is None else received[item]
 
     def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
         if self._pooled is None or self._best is None:
@@ -280,7 +280,7 @@ def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -
     """
     if summary is not None:
         cut = slice(item, item + 1)
-        return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]
+        return [each._replace(values=each.values[cut], uniform=each.uniform[cut]) for each in summary.measures]
     measures = []
     for name, values in plain.items():
         if name != "received":

@@ -165,7 +165,7 @@ def _describe_measures(layers: Sequence[_Layer]) -> list[dict[str, str]]:
     for layer in layers:
         for measure in layer.measures:
             measures.setdefault(measure.name, measure)
-    return [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in measures.values()]
+    return [{"name": measure.name, "unit": measure.unit, "meaning": measure.meaning} for measure in measures.values()]
 
 
 def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
@@ -183,8 +183,8 @@ def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[st
         "first": kv_len - q_len if layer.labels.is_one_text else 0,
         "signed": layer.source.is_signed,
         "how": "max" if layer.map is None else layer.map.how,
-        "values": {one.name: one.values[0].tolist() for one in layer.measures},
-        "uniform": {one.name: one.uniform[0].tolist() for one in layer.measures},
+        "values": {measure.name: measure.values[0].tolist() for measure in layer.measures},
+        "uniform": {measure.name: measure.uniform[0].tolist() for measure in layer.measures},
         "sinks": layer.sinks,
         "close": {},
     }
