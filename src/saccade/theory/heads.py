@@ -109,9 +109,9 @@ def heads_cost_what_one_costs(
 def a_head_has_one_pattern(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of) -> Measurements:
     """A single head has one pattern of attention."""
     n = 16
-    places = torch.eye(n, dtype=torch.float64)
+    positions = torch.eye(n, dtype=torch.float64)
     wanted = torch.where(torch.arange(n) % 2 == 0, torch.arange(n) - 1, torch.arange(n) + 1).clamp(0, n - 1)
-    both = weights(100 * places[wanted], places)
+    both = weights(100 * positions[wanted], positions)
     least = float(both.gather(1, wanted[:, None]).min())
     yield at_least("one head, even positions look back and odd ones ahead: smallest weight there", least, 0.99)
     random = weights(draw.normal(n, 8), draw.normal(n, 8))

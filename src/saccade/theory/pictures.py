@@ -321,9 +321,9 @@ def head(axes: Axes, title: str, size: float = 10) -> None:
     axes.set_title(title, loc="left", size=size, color=INK)
 
 
-def legend(axes: Axes, **place: Any) -> None:
+def legend(axes: Axes, **options: Any) -> None:
     """Add a legend to a figure's panel."""
-    axes.legend(frameon=False, fontsize=8, **place)
+    axes.legend(frameon=False, fontsize=8, **options)
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {

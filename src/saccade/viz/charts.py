@@ -62,20 +62,20 @@ def profile(
 
     Cost: O(lines * points).
     """
-    places, lines, even = _read_lines(values, x, baseline, log)
+    coordinates, lines, even = _read_lines(values, x, baseline, log)
     check_labels("names", names, len(lines), "lines")
     canvas = blank()
     axes = canvas.axes
     for number, line in enumerate(lines):
         ink = INKS[number % len(INKS)]
-        where, most, least = _grouped(places, line, log)
+        centres, most, least = _grouped(coordinates, line, log)
         name, _ = drawable_title(names[number]) if names is not None else ("_", [])
-        axes.plot(where, most, color=ink, linewidth=1.2, label=name)
+        axes.plot(centres, most, color=ink, linewidth=1.2, label=name)
         if (most != least).any():
-            axes.fill_between(where, least, most, color=ink, alpha=0.18, linewidth=0)
+            axes.fill_between(centres, least, most, color=ink, alpha=0.18, linewidth=0)
     if even is not None:
-        where, most, _ = _grouped(places, even, log)
-        axes.plot(where, most, color="#6b6b76", linewidth=1.0, linestyle="--", label=translated("uniform attention"))
+        centres, most, _ = _grouped(coordinates, even, log)
+        axes.plot(centres, most, color="#6b6b76", linewidth=1.0, linestyle="--", label=translated("uniform attention"))
     if log:
         axes.set(xscale="log", yscale="log")
         for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -93,15 +93,15 @@ def _read_lines(values: object, x: object, baseline: object, log: bool) -> tuple
     if len(lines) > len(INKS):
         raise value_error("values", f"have at most {len(INKS)} lines", len(lines), hint="choose some heads")
     points = lines.shape[1]
-    places = np.arange(points, dtype=np.float64) if x is None else _line("x", x, points).astype(np.float64)
-    if (np.diff(places) <= 0).any():
+    coordinates = np.arange(points, dtype=np.float64) if x is None else _line("x", x, points).astype(np.float64)
+    if (np.diff(coordinates) <= 0).any():
         raise value_error("x", "increase", "values that do not")
     even = None if baseline is None else _line("baseline", baseline, points)
-    drawn = places > 0 if log else np.ones(points, dtype=bool)
+    drawn = coordinates > 0 if log else np.ones(points, dtype=bool)
     lines = lines[:, drawn]
     if not np.isfinite(lines).any() or (log and not (np.nan_to_num(lines) > 0).any()):
         raise value_error("values", "contain a number to show", "none", hint="log=True shows numbers above 0")
-    return places[drawn], lines, None if even is None else even[drawn]
+    return coordinates[drawn], lines, None if even is None else even[drawn]
 
 
 def _line(argument: str, values: object, points: int) -> Array:

@@ -61,10 +61,10 @@ def checked_labels(
         if item >= layer.shape[0]:
             raise value_error("batch", f"be from 0 to {layer.shape[0] - 1} in layer {name}", item)
     counts = [layer.shape[1] for layer in layers.values()]
-    for place, head in heads or ():
-        if not (0 <= place < len(counts) and 0 <= head < counts[place]):
+    for number, head in heads or ():
+        if not (0 <= number < len(counts) and 0 <= head < counts[number]):
             rule = f"be (layer, head) of {len(counts)} layers, of {sorted(set(counts))} heads"
-            raise value_error("heads", rule, (place, head))
+            raise value_error("heads", rule, (number, head))
     return {name: labels_of(tokens, name, *layer.shape[2:]) for name, layer in layers.items()}
 
 
@@ -201,11 +201,11 @@ def _choose_details(
     Return three values: the heads as (layer, head), the number of weights per token, and whether all of these heads are
     shown regardless of the size.
     """
-    every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
+    every = [(number, head) for number, layer in enumerate(layers) for head in range(layer.source.shape[1])]
     chosen = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
     longest = max(layer.source.shape[3] for layer in layers)
     for k in (longest, _MAX_STRONGEST, 32, 16, _MIN_STRONGEST):
-        if k <= longest and sum(_detail_bytes(layers[place], cells[place], k) for place, _ in chosen) <= left:
+        if k <= longest and sum(_detail_bytes(layers[number], cells[number], k) for number, _ in chosen) <= left:
             return chosen, k, True
     return (_most_informative(layers) if heads is None else chosen), min(_MIN_STRONGEST, longest), heads is not None
 
@@ -215,14 +215,14 @@ def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
     orders = []
     for name in _RANKED_BY:
         values = {
-            (place, head): value
-            for place, layer in enumerate(layers)
+            (number, head): value
+            for number, layer in enumerate(layers)
             for measure in layer.measures
             if measure.name == name
             for head, value in enumerate(measure.values[0].tolist())
         }
         orders.append(sorted(values, key=lambda head: -np.nan_to_num(values[head], nan=-np.inf)))
-    every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
+    every = [(number, head) for number, layer in enumerate(layers) for head in range(layer.source.shape[1])]
     heads = (order[rank] for rank in range(len(every)) for order in [*orders, every] if rank < len(order))
     yield from dict.fromkeys(heads)
 
