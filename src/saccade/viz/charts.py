@@ -68,14 +68,14 @@ def profile(
     axes = canvas.axes
     for number, line in enumerate(lines):
         ink = INKS[number % len(INKS)]
-        centres, most, least = _grouped(coordinates, line, log)
+        group_x, most, least = _grouped(coordinates, line, log)
         name, _ = drawable_title(names[number]) if names is not None else ("_", [])
-        axes.plot(centres, most, color=ink, linewidth=1.2, label=name)
+        axes.plot(group_x, most, color=ink, linewidth=1.2, label=name)
         if (most != least).any():
-            axes.fill_between(centres, least, most, color=ink, alpha=0.18, linewidth=0)
+            axes.fill_between(group_x, least, most, color=ink, alpha=0.18, linewidth=0)
     if even is not None:
-        centres, most, _ = _grouped(coordinates, even, log)
-        axes.plot(centres, most, color="#6b6b76", linewidth=1.0, linestyle="--", label=translated("uniform attention"))
+        group_x, most, _ = _grouped(coordinates, even, log)
+        axes.plot(group_x, most, color="#6b6b76", linewidth=1.0, linestyle="--", label=translated("uniform attention"))
     if log:
         axes.set(xscale="log", yscale="log")
         for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
