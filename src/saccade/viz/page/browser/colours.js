@@ -37,7 +37,7 @@ export function inkOn([red, green, blue]) {
   return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#16161a" : "#ffffff";
 }
 
-/** Return a weight's position on its scale, from 0 to 1 for the largest; logarithmic scales cover four decades. */
+/** Return a weight's position on the colour scale, from 0 to 1, negated for negative weights; log scales cover four decades. */
 export function shareOf(weight, top, isLog) {
   if (Number.isNaN(weight)) return NaN;
   const size = top > 0 ? Math.min(Math.abs(weight) / top, 1) : 0;

@@ -83,7 +83,7 @@ export function exactDifference(closes, maps, { queries, keys }) {
   return { rows: queries, columns: keys, top, signed: true, levels, sinkColumns: [], beside: new Uint8Array(0) };
 }
 
-/** Return the similarity of two maps, from 0 to 1: the cosine of the square roots of their weights. */
+/** Return the cosine similarity of the square roots of two maps' weights; it is below 0 only if some weights are. */
 export function likeness(one, other) {
   if (!one || !other || one.levels.length !== other.levels.length) return null;
   const roots = [one, other].map((map) => weightsOf(map.top, map.signed).map((w) => Math.sign(w) * Math.sqrt(Math.abs(w)) || 0));
