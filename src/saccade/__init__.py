@@ -1,6 +1,6 @@
 """saccade: attention as a matrix that you never have to build.
 
-The first hour: `masks`, `AttentionMatrix`, `attention`, `nn.MultiHeadAttention`.
+Start with `masks`, `AttentionMatrix`, `attention` and `nn.MultiHeadAttention`.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from saccade.mechanisms.comparison import compare
     from saccade.recording.record import record
     from saccade.recording.recording import Recording
-else:  # half of the package, which a product of attention does not need
+else:  # imported on first use, because attention itself does not need these modules
     _HOMES = {
         "": "auditing caches costs distributed fusion integrations intervention learning mechanisms models nn "
         "recording scorers tasks testing text theory vision viz",

@@ -20,7 +20,7 @@ from saccade.text import visible
 from saccade.text.labels import shorten
 from saccade.viz.canvas import HIDDEN, INK, INKS, PLAIN, blank
 from saccade.viz.fonts import drawable_title
-from saccade.viz.heatmaps import rule_cells
+from saccade.viz.heatmaps import draw_cell_lines
 from saccade.viz.ticks import name_columns, name_rows
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _draw(axes: Axes, name: str, kinds: Kinds) -> None:
 
     length = len(kinds)
     axes.imshow(kinds, cmap=ListedColormap(list(COLOURS.values())), vmin=0, vmax=3, interpolation="nearest")
-    rule_cells(axes, length, length)
+    draw_cell_lines(axes, length, length)
     name_columns(axes, None, "token", length, _SIDE)
     name_rows(axes, None, "output", length, _SIDE)
     axes.set_title(name, loc="left", size=10, color=INK)

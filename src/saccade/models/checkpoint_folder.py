@@ -20,7 +20,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def _is_list(kind: type) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list | tuple) and all(type(one) is kind for one in value)
+    return lambda value: isinstance(value, list | tuple) and all(type(element) is kind for element in value)
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {

@@ -57,7 +57,7 @@ class FileFormat(ABC):
         sizes: the required keys of config.json, mapped to our names.
         stacks: for each field of our config that counts layers, the prefixes of those layers' weight names, ours and
             the file's; the layer number follows the prefix.
-        names: our names for the parts of a model and of a layer, mapped to the file's names.
+        names: our names for model and layer components, mapped to the file's names.
         activation_key: the config.json key of the activation's name.
         activation: the activation's published name if config.json has none.
     """
@@ -153,7 +153,7 @@ class DecoderFormat(FileFormat):
 
     Attributes:
         prefix: prefix of all weight names except the head's; older files omit it.
-        ignored: suffixes of the names of constants that a file may contain, which are ignored.
+        ignored: name suffixes of constants in the file, which are not read.
     """
 
     prefix: ClassVar[str]
@@ -216,7 +216,7 @@ def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
 
 
 def end_tokens_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the end tokens in config.json, of which there may be none, one or several."""
+    """Return the end tokens in config.json as a tuple, which may be empty."""
     tokens = config.get("eos_token_id")
     if tokens is None:
         return ()

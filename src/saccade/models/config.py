@@ -115,7 +115,7 @@ class EncoderDecoderConfig(TextConfig):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary that both sequences share.
-        max_len: length of the longest sequence: a hard limit if position vectors are learned.
+        max_len: length of the longest sequence: a hard limit if position embeddings are learned.
         embed_dim: width of the hidden states.
         num_heads: number of heads in each attention module; divides ``embed_dim``.
         num_encoder_layers, num_decoder_layers: number of layers in each stack.
@@ -236,7 +236,7 @@ class SetDecoderConfig(Config):
     Attributes:
         channels: number of channels of the feature map.
         num_classes: number of object classes, not counting "no object".
-        num_queries: number of queries, which is the largest number of objects that can be detected in an image.
+        num_queries: number of queries, and so the maximum number of objects that can be detected in an image.
         embed_dim: width of the hidden states, a multiple of 4.
         num_heads: number of heads in each attention module; divides ``embed_dim``.
         num_encoder_layers, num_decoder_layers: number of layers in each stack.
@@ -273,16 +273,16 @@ class SetDecoderConfig(Config):
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """Return the value of a config field. Raise if it does not match the field's annotation."""
+    """Check the value of a config field against the field's annotation, and return the value."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
         return None if value is None else _checked(name, value, inner[0])
     if origin is Literal:
         return check_choice(name, value, inner)
     if origin is tuple and inner[0] is not int:
-        return tuple(_checked(name, one, inner[0]) for one in check_type(name, value, tuple, "be a tuple or None"))
+        return tuple(_checked(name, each, inner[0]) for each in check_type(name, value, tuple, "be a tuple or None"))
     if origin is tuple:
-        return tuple(check_int(name, one, None) for one in check_type(name, value, tuple, "be a tuple of ints"))
+        return tuple(check_int(name, each, None) for each in check_type(name, value, tuple, "be a tuple of ints"))
     kind, limits = inner if origin is Annotated else (kind, ())
     if kind in _NUMBERS:
         return _NUMBERS[kind](name, value, **dict(limits))

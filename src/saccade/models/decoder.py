@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Decoder(SavedText):
-    """A decoder language model, which predicts the probabilities of the next token at every position.
+    """A decoder language model that predicts the probabilities of the next token at every position.
 
     `from_pretrained` reads the formats of GPT-2, Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 2 and 3 (text) and
     Cohere 2. `save_pretrained` writes the format of GPT-2, Llama or (with a sliding window) Mistral if the model fits
@@ -125,8 +125,8 @@ class Decoder(SavedText):
             ValueError: a wrong shape, a token outside the vocabulary, or, with learned positions, a sequence longer
                 than ``max_len``.
         """
-        places = {"positions": positions, "rotary_positions": rotary_positions}
-        return self.logits(self.hidden(tokens, mask=mask, cache=cache, **places))
+        all_positions = {"positions": positions, "rotary_positions": rotary_positions}
+        return self.logits(self.hidden(tokens, mask=mask, cache=cache, **all_positions))
 
     def hidden(
         self,
@@ -235,13 +235,13 @@ class Decoder(SavedText):
         if self.config.embedding_scale != 1.0:
             x = x * self.config.embedding_scale
         if self.position is not None:
-            place = cache.positions(length) if checked is None and cache is not None else checked
-            place = positions_in_documents(range(length) if place is None else place, mask)
-            if isinstance(place, range) and place and place[-1] >= self.config.max_len:
+            following = cache.positions(length) if checked is None and cache is not None else checked
+            token_positions = positions_in_documents(range(length) if following is None else following, mask)
+            if isinstance(token_positions, range) and token_positions and token_positions[-1] >= self.config.max_len:
                 hint = "there are only that many learned position vectors"
                 rule = f"be at most {self.config.max_len} long"
-                raise value_error("text", rule, place[-1] + 1, hint=hint)
-            x = x + self.position(place)
+                raise value_error("text", rule, token_positions[-1] + 1, hint=hint)
+            x = x + self.position(token_positions)
         if self._trained_len is not None and not is_tracing():
             self._warn_beyond(length, mask, cache)
         return self.dropout(x), checked
@@ -250,8 +250,8 @@ class Decoder(SavedText):
         """Warn once if tokens may attend to tokens farther away than the trained length."""
         assert self._trained_len is not None
         end = (0 if cache is None else cache.length) + length
-        own = dict.fromkeys(pattern.mask for pattern in self.config.layer_patterns if pattern.rotary)
-        rules = [rule & mask if isinstance(mask, Mask) else rule for rule in own if rule is not None]
+        masks = dict.fromkeys(pattern.mask for pattern in self.config.layer_patterns if pattern.rotary)
+        rules = [rule & mask if isinstance(mask, Mask) else rule for rule in masks if rule is not None]
         if any(warn_beyond(self._trained_len, end, rule, cache) for rule in rules):
             self._trained_len = None
 
@@ -265,8 +265,8 @@ class Decoder(SavedText):
 
 def _layers(config: DecoderConfig) -> list[DecoderLayer]:
     sources = range(config.num_layers) if config.kv_layers is None else config.kv_layers
-    each = zip(config.layer_patterns, sources, strict=True)
-    return [_layer(config, pattern, None if own == index else own) for index, (pattern, own) in enumerate(each)]
+    each = enumerate(zip(config.layer_patterns, sources, strict=True))
+    return [_layer(config, pattern, None if source == index else source) for index, (pattern, source) in each]
 
 
 def _layer(config: DecoderConfig, pattern: LayerPattern, source: int | None) -> DecoderLayer:

@@ -56,7 +56,7 @@ class DecoderConfig(TextConfig):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary.
-        max_len: length of the longest sequence: a hard limit if position vectors are learned, and the length of the
+        max_len: length of the longest sequence: a hard limit if position embeddings are learned, and the length of the
             training sequences if not.
         embed_dim: width of the hidden states.
         num_heads: number of query heads per layer; divides ``embed_dim``.
@@ -74,10 +74,10 @@ class DecoderConfig(TextConfig):
             adds a vector for each distance below ``max_len`` to its keys; see `saccade.positions.ShawKeys`.
         rotary_base, rotary_scaling, rotary_layout: options of rotary positions; see `saccade.positions.Rotary`.
         layers: the masks and rotary positions of layers that differ, repeated in this order up to ``num_layers``;
-            ``mask`` and ``rotary_scaling`` must then be None. When None, all layers are alike.
-        kv_layers: for each layer, the index of the layer whose keys and values it reads: its own, or that of an earlier
-            layer that reads its own (as in Gemma 3n); see `saccade.nn.SharedKeyAttention`. None if each layer has its
-            own.
+            ``mask`` and ``rotary_scaling`` must then be None. If None, all layers are alike.
+        kv_layers: for each layer, the index of the layer whose keys and values it reads: its own index, or that of an
+            earlier layer with its own keys and values (as in Gemma 3n); see `saccade.nn.SharedKeyAttention`. If None,
+            each layer has its own keys and values.
         activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
         attention_bias: whether the projections of the attention have a bias.
         norm, norm_eps: see `saccade.nn.EncoderLayer`.
@@ -156,7 +156,7 @@ class DecoderConfig(TextConfig):
             raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
 
     def _check_kv_layers(self, kv_layers: tuple[int, ...]) -> None:
-        """Raise unless each layer reads its own keys and values, or those of an earlier layer that reads its own."""
+        """Raise unless each layer reads its own keys and values, or those of an earlier layer that has its own."""
         rule = f"be {self.num_layers} indices, each of its own layer or of an earlier one that reads its own"
         is_right = isinstance(kv_layers, tuple) and len(kv_layers) == self.num_layers and are_integers(kv_layers)
         if not is_right or not all(

@@ -33,7 +33,7 @@ class _Features(NamedTuple):
     """The inputs of the detector's encoder: a feature map as tokens, position vectors and a mask that hides padding."""
 
     tokens: Tensor
-    place: Tensor
+    position: Tensor
     mask: Tensor | None
 
 
@@ -41,7 +41,7 @@ class SetDecoder(Pretrained):
     """An object detector: each learned query predicts one object in an image, or no object.
 
     The encoder's tokens are the cells of a feature map, and the decoder's tokens are the queries. Queries start as
-    zeros and differ only in their learned position vectors. They attend to the image and to each other, so that no
+    zeros and differ only in their learned position embeddings. They attend to the image and to each other, so that no
     object is predicted twice. In training, `saccade.models.match_sets` assigns objects to queries. `from_pretrained`
     and `from_state_dict` read DETR.
 
@@ -52,7 +52,7 @@ class SetDecoder(Pretrained):
 
     Attributes:
         encoder, decoder: the layers of each stack.
-        query: the position vectors of the queries, an ``nn.Embedding``.
+        query: the position embeddings of the queries, an ``nn.Embedding``.
 
     Cost: O(num_encoder_layers * (cells * embed_dim ** 2 + cells ** 2 * embed_dim)) time, and memory that is linear in
     the number of cells.
@@ -118,7 +118,7 @@ class SetDecoder(Pretrained):
         backbone: nn.Module | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Build a detector in eval mode from DETR's weights in memory, which are copied.
+        """Build a detector in eval mode from DETR's weights in memory. The weights are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a transformers config.
@@ -170,11 +170,11 @@ class SetDecoder(Pretrained):
     @torch.no_grad()
     def matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
         """Return a lazy matrix for each encoder layer, ``[batch, num_heads, cells, cells]``, without gradients."""
-        x, place, mask = self._features(images, valid)
+        x, position, mask = self._features(images, valid)
         matrices = []
         for layer in self.encoder:
-            matrices.append(cast(_SpatialLayer, layer).matrix(x, place=place, mask=mask))
-            x = layer(x, place, mask=mask)
+            matrices.append(cast(_SpatialLayer, layer).matrix(x, position=position, mask=mask))
+            x = layer(x, position, mask=mask)
         return matrices
 
     @torch.no_grad()
@@ -187,9 +187,9 @@ class SetDecoder(Pretrained):
         encoded = self._encode(images, valid)
         layers = zip(self.decoder, self._states(encoded), strict=False)
         query = self.query.weight
-        facts = {"context_mask": encoded.mask}
+        options = {"context_mask": encoded.mask}
         return [
-            cast(_SpatialLayer, layer).cross_matrix(x, query, encoded.tokens, encoded.place, **facts)
+            cast(_SpatialLayer, layer).cross_matrix(x, query, encoded.tokens, encoded.position, **options)
             for layer, x in layers
         ]
 
@@ -215,17 +215,17 @@ class SetDecoder(Pretrained):
 
     def _encode(self, images: Tensor, valid: Tensor | None) -> _Features:
         """Run the detector's encoder on images."""
-        x, place, mask = self._features(images, valid)
+        x, position, mask = self._features(images, valid)
         for layer in self.encoder:
-            x = layer(x, place, mask=mask)
-        return _Features(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
+            x = layer(x, position, mask=mask)
+        return _Features(x if self.encoder_norm is None else self.encoder_norm(x), position, mask)
 
     def _states(self, encoded: _Features) -> list[Tensor]:
         """Return the input of each decoder layer, followed by the output of the last layer before `decoder_norm`."""
         query = self.query.weight.to(encoded.tokens.dtype)
         states = [torch.zeros_like(query).expand(len(encoded.tokens), -1, -1)]
         for layer in self.decoder:
-            states.append(layer(states[-1], query, encoded.tokens, encoded.place, context_mask=encoded.mask))
+            states.append(layer(states[-1], query, encoded.tokens, encoded.position, context_mask=encoded.mask))
         return states
 
     def _detections(self, hidden: Tensor) -> Detections:
@@ -266,9 +266,9 @@ class _SpatialLayer(ResidualLayer):
     def forward(
         self,
         x: Tensor,
-        place: Tensor,
+        position: Tensor,
         context: Tensor | None = None,
-        context_place: Tensor | None = None,
+        context_position: Tensor | None = None,
         *,
         context_mask: object = None,
         mask: object = None,
@@ -277,25 +277,25 @@ class _SpatialLayer(ResidualLayer):
 
         Args:
             x: ``[batch, len, embed_dim]``.
-            place: position vectors of the tokens in ``x``, for each batch item or shared by all.
-            context, context_place: the tokens for the cross-attention and their position vectors.
+            position: position vectors of the tokens in ``x``, for each batch item or shared by all.
+            context, context_position: the tokens for the cross-attention and their position vectors.
             context_mask, mask: which tokens of the context, and of ``x``, each token may attend to.
 
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        x = self._add(x, lambda x: self.attention(keys := x + place, keys, x, mask=mask), self.attention_norm)
+        x = self._add(x, lambda x: self.attention(keys := x + position, keys, x, mask=mask), self.attention_norm)
         cross, norm = self.cross_attention, self.cross_attention_norm
-        if cross is not None and norm is not None and context is not None and context_place is not None:
-            keys = context + context_place
-            x = self._add(x, lambda x: cross(x + place, keys, context, mask=context_mask), norm)
+        if cross is not None and norm is not None and context is not None and context_position is not None:
+            keys = context + context_position
+            x = self._add(x, lambda x: cross(x + position, keys, context, mask=context_mask), norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 
     def matrix(
         self,
         x: Tensor,
         *,
-        place: Tensor | None = None,
+        position: Tensor | None = None,
         mask: object = None,
         positions: GivenPositions = None,
         rotary_positions: GivenPositions = None,
@@ -303,19 +303,19 @@ class _SpatialLayer(ResidualLayer):
     ) -> Matrix:
         """Return the layer's lazy self-attention matrix, ``[batch, num_heads, len, len]``."""
         tokens = self.attention_norm(x) if self.norm_first else x
-        tokens = tokens if place is None else tokens + place
+        tokens = tokens if position is None else tokens + position
         turns = rotary_positions
         return self.attention.matrix(tokens, mask=mask, positions=positions, rotary_positions=turns, bias=bias)
 
     def cross_matrix(
-        self, x: Tensor, place: Tensor, context: Tensor, context_place: Tensor, *, context_mask: object = None
+        self, x: Tensor, position: Tensor, context: Tensor, context_position: Tensor, *, context_mask: object = None
     ) -> Matrix:
         """Return the layer's lazy cross-attention matrix, ``[batch, num_heads, len, context_len]``."""
         cross, norm = self.cross_attention, self.cross_attention_norm
         assert cross is not None and norm is not None  # noqa: PT018  SetDecoder calls it on decoder layers only
-        x = self._add(x, lambda x: self.attention(keys := x + place, keys, x), self.attention_norm)
+        x = self._add(x, lambda x: self.attention(keys := x + position, keys, x), self.attention_norm)
         tokens = norm(x) if self.norm_first else x
-        return cross.matrix(tokens + place, context + context_place, mask=context_mask)
+        return cross.matrix(tokens + position, context + context_position, mask=context_mask)
 
 
 def _check_backbone(backbone: nn.Module | None) -> nn.Module | None:

@@ -35,7 +35,7 @@ class DualEncoder(PretrainedText):
 
     for image i with vector u and text j with vector v. The text encoder is a causal decoder. A text's vector is the
     output at its first end token, that is, the first of its tokens in ``text_encoder.config.end_tokens``. If the config
-    has no end tokens, it is the output at the first occurrence of the text's highest token number, as in CLIP's files.
+    has no end tokens, it is the output at the first occurrence of the text's highest token id, as in CLIP's files.
     `from_pretrained` and `from_state_dict` read transformers' ``CLIPModel``; the tokenizer is stored with the text
     encoder.
 

@@ -145,7 +145,7 @@ class Encoder(SavedText):
             raise value_error("tokenizer", "be present", None, hint="the model's folder had no tokenizer.json.")
         if not sentences:
             raise value_error("sentences", "contain at least one sentence", "none")
-        sequences = [torch.tensor(one.ids) for one in self.tokenizer.encode_batch(list(sentences))]
+        sequences = [torch.tensor(encoding.ids) for encoding in self.tokenizer.encode_batch(list(sentences))]
         lengths = tuple(map(len, sequences))
         if max(lengths) > self.config.max_len:
             got = f"{max(lengths)} (sentence {lengths.index(max(lengths)) + 1})"
@@ -197,7 +197,7 @@ class Encoder(SavedText):
 
 
 class Embeddings(nn.Module):
-    """The encoder's input embeddings: the normalised sum of token, position and segment vectors."""
+    """The encoder's input embeddings: the normalised sum of token, position and segment embeddings."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()

@@ -189,7 +189,7 @@ class EncoderDecoder(SavedText):
         return self.decoder.cross_matrices(x, context, positions=positions, context_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """Return an empty cache for the encoder-decoder, which stores both sequences.
+        """Return an empty cache for both sequences of the encoder-decoder.
 
         Args:
             max_len: number of ``tokens`` to allocate memory for in advance; if None, the cache grows as needed.
@@ -206,13 +206,13 @@ class EncoderDecoder(SavedText):
         x = self.embedding(tokens) * math.sqrt(self.config.embed_dim)
         if self.position is None:
             return self.dropout(x)
-        place = cache.positions(length) if positions is None and cache is not None else positions
-        vectors = self.position(positions_in_documents(range(length) if place is None else place, mask))
+        following = cache.positions(length) if positions is None and cache is not None else positions
+        vectors = self.position(positions_in_documents(range(length) if following is None else following, mask))
         return self.dropout(x + vectors.to(x))  # sinusoids have no weights, so they do not follow the model's dtype
 
 
 class ConditionedDecoder(nn.Module):
-    """An `EncoderDecoder` together with an encoded source, which forms a language model of the target sequence.
+    """A language model of the target sequence: an `EncoderDecoder` together with an encoded source.
 
     `EncoderDecoder.given` returns one.
 

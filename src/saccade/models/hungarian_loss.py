@@ -156,7 +156,7 @@ def set_loss(
     box_weight: float = 5.0,
     overlap_weight: float = 2.0,
 ) -> DetectionLoss:
-    """Return the detection loss, which compares each object with the query that `match_sets` assigns to it.
+    """Return the detection loss; each object is compared with the query that `match_sets` assigns to it.
 
     Queries without an object have the target class "no object".
 

@@ -24,11 +24,11 @@ class LlamaRelative(Llama):
     Attributes:
         full_every: n if every n-th layer has no window, unless config.json lists the kinds of layers; None if other
             keys of config.json determine the windows.
-        turns_full_layers: whether the layers without a window rotate queries and keys.
+        rotates_full_layers: whether the layers without a window rotate queries and keys.
     """
 
     full_every: ClassVar[int | None] = None
-    turns_full_layers: ClassVar[bool] = True
+    rotates_full_layers: ClassVar[bool] = True
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         reasons = self._activation_reasons(config)
@@ -57,8 +57,8 @@ class LlamaRelative(Llama):
         }
         patterns = tuple(self._pattern(config, kind) for kind in self._layer_kinds(config))
         if len(set(patterns)) == 1 and patterns[0].rotary:
-            own = patterns[0]
-            options |= {name: getattr(own, name) for name in ("mask", "rotary_base", "rotary_scaling")}
+            pattern = patterns[0]
+            options |= {name: getattr(pattern, name) for name in ("mask", "rotary_base", "rotary_scaling")}
         else:
             options["layers"] = patterns
         return DecoderConfig(**self._required(config) | options | self.changes(config))
@@ -86,7 +86,7 @@ class LlamaRelative(Llama):
         is_full, rope = kind == "full_attention", self._rope(config, kind)
         return LayerPattern(
             mask=None if is_full else sliding_window(config["sliding_window"]),
-            rotary=self.turns_full_layers or not is_full,
+            rotary=self.rotates_full_layers or not is_full,
             rotary_base=rope_base(rope),
             rotary_scaling=rope_scaling(rope),
         )
@@ -186,7 +186,7 @@ class Cohere2(LlamaRelative):
 
     names = {name: theirs for name, theirs in Llama.names.items() if name != "feed_forward_norm"}
     full_every = 4
-    turns_full_layers = False
+    rotates_full_layers = False
 
     def changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return {

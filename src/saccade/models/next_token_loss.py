@@ -32,35 +32,35 @@ def next_tokens(tokens: Tensor, mask: object = None, positions: GivenPositions =
         TypeError, ValueError: the mask depends on the batch, or combines two texts, but does not show where texts end.
     """
     batch, length = tokens.shape
-    place = Positions.of(range(length) if positions is None else positions, length=length, batch=batch)
-    own = place.on(tokens.device)
-    is_token, counts = own >= 0, [own]
-    for fact in _facts(mask):
-        if isinstance(fact, Documents):
-            counts.append(fact.places(own))
+    checked = Positions.of(range(length) if positions is None else positions, length=length, batch=batch)
+    position = checked.on(tokens.device)
+    is_token, counts = position >= 0, [position]
+    for boundary in _text_boundaries(mask):
+        if isinstance(boundary, Documents):
+            counts.append(boundary.places(position))
         else:
-            start, stop = fact.table.to(tokens.device)[..., None]
-            is_token = is_token & (own >= start) & (own < stop)
+            start, stop = boundary.table.to(tokens.device)[..., None]
+            is_token = is_token & (position >= start) & (position < stop)
     follows = is_token[:, 1:] & is_token[:, :-1]
     for count in counts:
         follows = follows & (count[:, :-1] >= 0) & (count[:, 1:] == count[:, :-1] + 1)
     return F.pad(tokens[:, 1:].long().masked_fill(~follows, IGNORED), (0, 1), value=IGNORED)
 
 
-def _facts(mask: object) -> list[Documents | Padding]:
+def _text_boundaries(mask: object) -> list[Documents | Padding]:
     """Return the `Documents` and `Padding` in a mask. Raise if the mask depends on the batch in any other way."""
     hint = "pass targets=, with the next token of each token, or -100"
     if mask is None:
         return []
     if not isinstance(mask, Mask):
         raise type_error("mask", "be a Mask that separates texts", type(mask).__name__, hint=hint)
-    facts: list[Documents | Padding] = []
+    boundaries: list[Documents | Padding] = []
     for part in mask.parts if isinstance(mask, And) else (mask,):
         if isinstance(part, Documents | Padding):
-            facts.append(part)
+            boundaries.append(part)
         elif part.is_fact_of_batch or isinstance(part, BlockDiffusion):  # the halves of BlockDiffusion are two texts
             raise value_error("mask", "separate texts, as Documents and Padding do", repr(part), hint=hint)
-    return facts
+    return boundaries
 
 
 def check_targets(targets: object, tokens: Tensor, vocab_size: int) -> None:
@@ -98,9 +98,9 @@ def mean_cross_entropy(
     wanted = targets.flatten().split(size)
 
     def total(x: Tensor, wanted: Tensor) -> Tensor:
-        found = logits(x)
-        found = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
-        return F.cross_entropy(found, wanted, ignore_index=IGNORED, reduction="sum")
+        chunk = logits(x)
+        chunk = chunk.float() if chunk.dtype in (torch.float16, torch.bfloat16) else chunk
+        return F.cross_entropy(chunk, wanted, ignore_index=IGNORED, reduction="sum")
 
     # Checkpointing saves nothing without gradients or with a single chunk, and torch.func does not support it.
     needs_no_checkpoint = len(rows) == 1 or not torch.is_grad_enabled() or is_transformed()

@@ -1,4 +1,4 @@
-"""Pretrained: the base class of models that load published weights, whose sizes are checked first."""
+"""Pretrained: the base class of models that load published weights, after checking their sizes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Pretrained(ArgumentHints, nn.Module):
     def from_state_dict(
         cls, config: object, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32
     ) -> Self:
-        """Build a pretrained model in eval mode from weights in memory, which are copied.
+        """Build a pretrained model in eval mode from weights in memory. The weights are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a transformers config.
@@ -129,7 +129,7 @@ class PretrainedText(Pretrained):
         tokenizer: Tokenizer | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Build a pretrained model in eval mode from weights in memory, which are copied.
+        """Build a pretrained model in eval mode from weights in memory. The weights are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a transformers config.
@@ -282,8 +282,8 @@ def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) 
     """
     sources, changes = getattr(config, "kv_layers", None), dict.fromkeys(file_format.stacks, 1)
     with torch.device("meta"):
-        own = {**changes, "kv_layers": None} if sources is not None else changes
-        state = model_class(dataclasses.replace(config, **own)).state_dict()
+        small = {**changes, "kv_layers": None} if sources is not None else changes
+        state = model_class(dataclasses.replace(config, **small)).state_dict()
     shapes = dict[str, Tensor]()
     for name, x in state.items():
         copies = {name: x}

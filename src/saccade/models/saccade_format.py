@@ -129,14 +129,14 @@ def _layer_json(pattern: LayerPattern) -> dict[str, Any]:
     return {"window": window, "rotary": pattern.rotary, "rope_parameters": rope, "temperature": temperature}
 
 
-def _read_layer(words: Mapping[str, Any]) -> LayerPattern:
-    """Return a layer's mask and positions from the JSON object of `_layer_json`."""
-    window, temperature = words.get("window"), words.get("temperature")
+def _read_layer(layer: Mapping[str, Any]) -> LayerPattern:
+    """Read a layer's mask and positions from a JSON object that `_layer_json` returned."""
+    window, temperature = layer.get("window"), layer.get("temperature")
     return LayerPattern(
         mask=None if window is None else sliding_window(window),
-        rotary=words.get("rotary", True),
-        rotary_base=rope_base(words),
-        rotary_scaling=rope_scaling(words),
+        rotary=layer.get("rotary", True),
+        rotary_base=rope_base(layer),
+        rotary_scaling=rope_scaling(layer),
         temperature=None if temperature is None else QueryTemperature(**temperature),
     )
 

@@ -34,7 +34,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
         num_heads: divides ``embed_dim``; the width of a head must be even.
         num_layers: number of layers.
         mask: which frames a frame may attend to: ``masks.Window(64, 64)``, or the causal ``masks.sliding_window(128)``.
-        strides: stride of each convolution, which shortens the signal by this factor.
+        strides: the strides of the convolutions; each shortens the signal by this factor.
         kernel_size: kernel width of each convolution; odd, and at least as large as each stride.
         feed_forward_dim: width inside the feed-forward networks; ``4 * embed_dim`` if None.
         dropout_p: dropout of the output of each part of a layer, in training only.

@@ -26,7 +26,7 @@ def warn_beyond(trained: int, end: int, mask: Mask, cache: Cache | None) -> bool
         mask: the model's mask combined with the call's mask.
         cache: the cache passed to the call.
     """
-    if end <= trained or longest_reach(mask, end) <= trained or _counts_inside(cache):
+    if end <= trained or longest_reach(mask, end) <= trained or _limits_distances(cache):
         return False
     hint = (
         f"masks.sliding_window({trained}), or caches.SinkWindowCache(..., "
@@ -56,8 +56,8 @@ def longest_reach(mask: Mask, length: int) -> int:
     return length
 
 
-def _counts_inside(cache: Cache | None) -> bool:
-    """Return whether all layers count positions inside their caches, so that the cache size limits distances."""
+def _limits_distances(cache: Cache | None) -> bool:
+    """Return whether the cache size limits distances, because all layers count positions within their caches."""
     if cache is None:
         return False
     return all(isinstance(layer, SinkWindowCache) and layer.rotary is not None for layer in cache.flat)

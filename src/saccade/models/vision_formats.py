@@ -28,7 +28,7 @@ _RENAMED = {
 
 
 class VisionFormat(FileFormat):
-    """The base class of file formats for vision models, whose config.json has image and patch sizes."""
+    """The base class of file formats for vision models with image and patch sizes in config.json."""
 
     sizes = {
         "hidden_size": "embed_dim",

@@ -26,7 +26,7 @@ def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Ten
 
 
 def attention_with_sink(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute attention with a sink logit of 2 in every denominator: the weights of a row sum to less than 1."""
+    """Compute attention with a sink logit of 2, so that each row of weights sums to less than 1."""
     return attention(query, key, value, sink_logit=torch.full((query.shape[1],), 2.0, dtype=query.dtype))
 
 

@@ -16,17 +16,17 @@ from saccade.theory.trained_models import TEXTS
 
 
 def output_layer(hidden: Tensor, embedding: Tensor) -> Tensor:
-    """Return the distributions of the next token, ``[contexts, tokens]``, from hidden vectors and token vectors."""
+    """Return the distributions of the next token, ``[contexts, tokens]``, from hidden states and embeddings."""
     return (hidden @ embedding.T).softmax(-1)
 
 
 def mixture_of_two(hidden: Tensor, embedding: Tensor) -> Tensor:
-    """Return equal mixtures of two output layers; the second reads the entries of hidden vectors in reverse order."""
+    """Return equal mixtures of two output layers; the second reverses the order of the hidden states' entries."""
     return (output_layer(hidden, embedding) + output_layer(hidden.flip(1), embedding)) / 2
 
 
 def factors(wanted: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return hidden and token vectors of the given width whose products best approximate the centred logs."""
+    """Return hidden states and embeddings of size ``width`` whose products best approximate the centred logs."""
     left, values, right = torch.linalg.svd(centred_logs(wanted), full_matrices=False)
     return left[:, :width] * values[:width], right[:width].T
 

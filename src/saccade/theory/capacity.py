@@ -25,7 +25,7 @@ def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values by the delta rule (DeltaNet): write each pair of key and value once, then only query."""
+    """Recall values by the delta rule (DeltaNet): write each key-value pair once, then read with all keys."""
     twice = torch.cat([key, key])[None, None]
     beta = torch.cat([torch.ones(len(key)), torch.zeros(len(key))]).to(key)[None, None]
     matrix = Delta(scale=1.0)(twice, twice, beta=beta, mask=Causal())
@@ -34,7 +34,7 @@ def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values with linear attention whose state has one feature per key entry."""
+    """Recall values with linear attention, with one feature per key entry."""
     recalled: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
     return recalled[0, 0]
 
@@ -45,7 +45,7 @@ def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_one_number(keys: list[int], values: list[int], base: int) -> list[int]:
-    """Recall values below ``base`` from one exact integer, whose digit at the position of a key is its value."""
+    """Recall values below ``base`` from one exact integer. The digit at position ``key`` is the value of that key."""
     state = 0
     for key, value in zip(keys, values, strict=True):
         state += value * base**key
@@ -59,8 +59,8 @@ def _recall_accuracy(draw: Draw, recall: Recall, pairs: int = 64, width: int = 1
     key, value = (torch.nn.functional.normalize(draw.normal(4 * pairs + 1, width), dim=-1) for _ in range(2))
     recalled = recall(key[read[:, 0]], value[read[:, 1]])
     order, queried = read[:, 0].argsort(), task.tokens[0, task.targets[0] >= 0]
-    place = order[torch.searchsorted(read[order, 0], queried)]
-    answer = (recalled[place] @ value.T).argmax(-1)
+    index = order[torch.searchsorted(read[order, 0], queried)]
+    answer = (recalled[index] @ value.T).argmax(-1)
     return float((answer == task.targets[0, task.targets[0] >= 0]).double().mean())
 
 
@@ -104,5 +104,5 @@ def a_fixed_state_limits_what_is_remembered(
     circle = torch.stack([angles.cos(), angles.sin()], -1)
     yield at_most("attention, 16 keys on a circle, d_k = 2: squared error", lost(attend, circle), 1e-9)
     keys, stored = draw.permutation(64).tolist(), draw.permutation(64).tolist()
-    recalled = sum(one == other for one, other in zip(exact(keys, stored, 64), stored, strict=True))
+    recalled = sum(answer == value for answer, value in zip(exact(keys, stored, 64), stored, strict=True))
     yield equal("recall of 64 pairs, a state of one exact number: share answered", recalled / 64, 1.0)

@@ -105,11 +105,12 @@ class Claim:
         return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
     def check(self, seed: int = 0, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Take measurements to check whether the claim's verdict is right.
+        """Take the claim's measurements, which confirm or contradict its verdict.
 
         Args:
             seed: the seed of the random numbers.
-            kwargs: replacements for `ingredients`. If a replacement is wrong, at least one measurement disagrees.
+            kwargs: replacements for the claim's `ingredients`, by name. If a replacement is wrong, at least one
+                measurement disagrees.
 
         Returns:
             The measurements. They confirm the verdict if all of them agree.
@@ -120,7 +121,7 @@ class Claim:
         return self.measure(Draw(check_int("seed", seed, 0), self.name), **kwargs)
 
     def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Run the check of this claim with random numbers from ``draw``."""
+        """Take the measurements of `check` with random numbers from ``draw``."""
         unknown = sorted(set(kwargs) - set(self.ingredients))
         if unknown:
             rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"

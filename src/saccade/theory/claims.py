@@ -57,7 +57,7 @@ _TOPICS = (
     masking,
 )
 
-CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))
+CLAIMS: tuple[Claim, ...] = tuple(x for topic in _TOPICS for x in vars(topic).values() if isinstance(x, Claim))
 """All claims, ordered by topic as in the documentation."""
 
 CONDITION: dict[Verdict, str] = {"holds": "With", "holds if": "If", "refuted": "But"}

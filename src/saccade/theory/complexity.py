@@ -136,9 +136,9 @@ def operations_of_a_mask(mask: Mask, length: int) -> int:
 
 
 def operations_of_the_best(keys: int, length: int) -> int:
-    """Count the operations of attention of width 64 to the keys with the highest scores, for which all are computed."""
-    x, chosen = _on_meta(length), _on_meta(length, keys)
-    return flops(lambda: (x @ x.mT, chosen @ x[:, :, :keys]))
+    """Count the operations of attention of width 64 to the highest-scoring keys, for which all scores are computed."""
+    x, selected = _on_meta(length), _on_meta(length, keys)
+    return flops(lambda: (x @ x.mT, selected @ x[:, :, :keys]))
 
 
 @claim(
@@ -253,7 +253,7 @@ def recurrence_is_cheaper_for_long_sequences(
         return _cost_by_length(lambda x, *_: function(x), make_input=lambda length: _on_meta(length, width))
 
     attentive, recurrent = of(layer), of(step)
-    weights = sum(one.numel() for one in torch.nn.LSTM(width, width, bias=False).parameters())
+    weights = sum(parameter.numel() for parameter in torch.nn.LSTM(width, width, bias=False).parameters())
     yield equal("recurrence: operations, n = 64, d = 16, against 4 n d²", recurrent(64), 4 * 64 * width**2)
     yield equal("recurrence: growth for twice the length", growth(recurrent, 64), 2.0)
     bare = of(lambda x: dense(x, x, x))
@@ -269,7 +269,7 @@ def _tokens(length: int, width: int) -> Tensor:
 
 
 def operations_of_linformer(length: int, rank: int, width: int) -> int:
-    """Count the operations of one Linformer head with ``rank`` slots, run densely so that none is missed."""
+    """Count the operations of one Linformer head with ``rank`` slots, run densely so that all are counted."""
     x = _tokens(length, width)
     mechanism = Linformer(length, rank)
 
@@ -282,10 +282,10 @@ def operations_of_linformer(length: int, rank: int, width: int) -> int:
 
 
 def weights_over_slots(query: Tensor, slots: Tensor) -> Tensor:
-    """Return the weights of a Linformer over its slots, ``[q_len, slots]``, for projected keys ``[slots, width]``."""
+    """Return a Linformer's weights over its slots, ``[q_len, slots]``, for projected keys ``[slots, width]``."""
     mechanism = Linformer(len(slots), len(slots)).double()
-    for one in mechanism.parameters():
-        torch.nn.init.eye_(one.data.view(one.shape[-2:]))
+    for parameter in mechanism.parameters():
+        torch.nn.init.eye_(parameter.data.view(parameter.shape[-2:]))
     matrix = mechanism(query[None, None], slots[None, None])
     assert isinstance(matrix, LinformerMatrix)
     weights: Tensor = matrix.slots().detach()

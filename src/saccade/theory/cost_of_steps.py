@@ -180,7 +180,7 @@ def tiling_moves_fewer_numbers(
         return memory
 
     large, small, whole = run(tiles, 5 << 14), run(tiles, 5 << 10), run(stores, 0)
-    right = attention(*(one[None, None] for one in x.values()))[0, 0]
+    right = attention(*(tensor[None, None] for tensor in x.values()))[0, 0]
     yield same("tiled, against the definition", large["output"], right, 1e-12)
     bits = float((large["output"] == whole["output"]).double().mean())
     yield at_most("tiled, against weights stored: share of the output that is equal bit for bit", bits, 0.14)

@@ -90,11 +90,11 @@ def a_cache_spares_what_was_computed(
     width, n = 16, 32
 
     def cost(queries: int, keys: int) -> int:
-        query, key = (torch.empty(1, 1, one, width, device="meta") for one in (queries, keys))
+        query, key = (torch.empty(1, 1, count, width, device="meta") for count in (queries, keys))
         return flops(lambda: attend(query, key, key))
 
-    cached = sum(cost(1, place) for place in range(1, n + 1))
-    anew = sum(cost(place, place) for place in range(1, n + 1))
+    cached = sum(cost(1, length) for length in range(1, n + 1))
+    uncached = sum(cost(length, length) for length in range(1, n + 1))
     yield equal("operations of one step, 32 tokens, against 4 n d", cost(1, n), 4 * n * width)
     yield equal("of 32 steps with a cache, against 2 n (n + 1) d", cached, 2 * n * (n + 1) * width)
-    yield equal("without one, against 2/3 n (n + 1) (2 n + 1) d", anew, 2 * n * (n + 1) * (2 * n + 1) * width / 3)
+    yield equal("without one, against 2/3 n (n + 1) (2 n + 1) d", uncached, 2 * n * (n + 1) * (2 * n + 1) * width / 3)

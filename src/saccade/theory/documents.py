@@ -21,7 +21,7 @@ _CHINESE: dict[Judged, str] = {
 }
 
 
-class Said(NamedTuple):
+class Statement(NamedTuple):
     """A statement about attention from a tutorial document, and the claim that tests the statement.
 
     Attributes:
@@ -30,9 +30,9 @@ class Said(NamedTuple):
         claim: the name of the claim that tests the statement; empty if none does.
         row: the name of the claim's measurement that could contradict the verdict.
         verdict: the verdict on this statement, by default the claim's verdict; "not checked" without a claim.
-        condition: for a statement that holds if, the condition; empty if it is that of the claim.
+        condition: the condition of a "holds if" statement; empty if it is the claim's condition.
         condition_in_chinese: the condition in Chinese.
-        reason: for a statement that is not checked, the reason.
+        reason: the reason why a statement is not checked.
         reason_in_chinese: the reason in Chinese.
     """
 
@@ -58,7 +58,7 @@ class Document(NamedTuple):
 
     title: str
     chinese: str
-    says: tuple[Said, ...]
+    says: tuple[Statement, ...]
 
 
 def _read() -> tuple[Document, ...]:
@@ -66,16 +66,16 @@ def _read() -> tuple[Document, ...]:
         documents = tomllib.load(file)["document"]
     return tuple(
         Document(
-            one["title"],
-            one["chinese"],
-            tuple(_statement(said) for said in one["says"]),
+            document["title"],
+            document["chinese"],
+            tuple(_statement(entry) for entry in document["says"]),
         )
-        for one in documents
+        for document in documents
     )
 
 
-def _statement(said: dict[str, str]) -> Said:
-    return Said(**({"verdict": find(said["claim"]).verdict} if "claim" in said else {}) | said)  # type: ignore[arg-type]
+def _statement(fields: dict[str, str]) -> Statement:
+    return Statement(**({"verdict": find(fields["claim"]).verdict} if "claim" in fields else {}) | fields)  # type: ignore[arg-type]
 
 
 DOCUMENTS = _read()
@@ -85,17 +85,17 @@ DOCUMENTS = _read()
 def listed(documents: Sequence[Document] | None = None) -> str:
     """List the statements of tutorial documents (all if None), as plain text.
 
-    Each has its verdict, the condition if it holds under one, the claim and the measurement.
+    Each is listed with its verdict, its condition if the verdict is "holds if", its claim and its measurement.
     """
     lines: list[str] = []
     for document in DOCUMENTS if documents is None else documents:
         lines.append(document.title.upper())
-        for said in document.says:
-            told = f"{said.claim}: {said.row}" if said.claim else said.reason
-            lines.append(f"  {said.verdict:<11}  {said.statement}")
-            if said.verdict == "holds if":
-                lines.append(f"               if {said.condition or find(said.claim).conditions}.")
-            lines.append(f"               {told}")
+        for entry in document.says:
+            evidence = f"{entry.claim}: {entry.row}" if entry.claim else entry.reason
+            lines.append(f"  {entry.verdict:<11}  {entry.statement}")
+            if entry.verdict == "holds if":
+                lines.append(f"               if {entry.condition or find(entry.claim).conditions}.")
+            lines.append(f"               {evidence}")
     return "\n".join(lines) + "\n"
 
 
@@ -109,15 +109,16 @@ def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False
     parts = []
     for document in DOCUMENTS if documents is None else documents:
         lines = [f"## {document.chinese if chinese else document.title}", "", head, "|---|---|---|---|"]
-        for said in document.says:
-            words = (said.chinese, _CHINESE[said.verdict]) if chinese else (said.statement, said.verdict)
-            if said.condition:
-                words = (words[0], f"{words[1]}{f'：{said.condition_in_chinese}' if chinese else f' {said.condition}'}")
-            told = (
-                (f"`{said.claim}`", said.row)
-                if said.claim
-                else ("", said.reason_in_chinese if chinese else said.reason)
+        for entry in document.says:
+            words = (entry.chinese, _CHINESE[entry.verdict]) if chinese else (entry.statement, entry.verdict)
+            if entry.condition:
+                condition = f"：{entry.condition_in_chinese}" if chinese else f" {entry.condition}"
+                words = (words[0], words[1] + condition)
+            evidence = (
+                (f"`{entry.claim}`", entry.row)
+                if entry.claim
+                else ("", entry.reason_in_chinese if chinese else entry.reason)
             )
-            lines.append("| " + " | ".join([*words, told[0], told[1].replace("|", "\\|")]) + " |")
+            lines.append("| " + " | ".join([*words, evidence[0], evidence[1].replace("|", "\\|")]) + " |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -85,24 +85,24 @@ def bigbird_has_what_the_theorem_needs(
 def built_of_windows(tokens: Tensor, wanted: Tensor, layers: int, mask: Mask = _WINDOW) -> Tensor:
     """Run hand-built layers with a window that map each sequence to arbitrary targets, ``[sequences, n, width]``.
 
-    Each token has one slot per position for the letter there, and initially fills only the slot of its own position. In
-    each layer, three heads attend to the previous token, the token itself and the next token. A feed-forward layer then
-    takes the largest of the three for each entry: max(a, b) = a + relu(b - a). The last layer has a hidden unit for
-    each sequence and position.
+    Each token vector has one slot per sequence position, for the one-hot token at that position. Initially, only the
+    slot of its own position is filled. In each layer, three heads attend to the previous token, the token itself and
+    the next token. A feed-forward layer then takes the largest of the three for each entry, with
+    max(a, b) = a + relu(b - a). The last layer has a hidden unit for each sequence and position.
     """
     count, n = tokens.shape
-    places = torch.eye(n, dtype=torch.float64)
-    letters = torch.nn.functional.one_hot(tokens).double()
-    filled = torch.einsum("bil,ip->bipl", letters, places).flatten(2)  # [sequences, n, slots]
-    wanted_place = torch.stack([(torch.arange(n) + step).clamp(0, n - 1) for step in (-1, 0, 1)])
-    query, key = 50 * places[wanted_place].expand(count, 3, n, n), places.expand(count, 3, n, n)
+    positions = torch.eye(n, dtype=torch.float64)
+    one_hot = torch.nn.functional.one_hot(tokens).double()
+    filled = torch.einsum("bil,ip->bipl", one_hot, positions).flatten(2)  # [sequences, n, slots]
+    wanted_position = torch.stack([(torch.arange(n) + step).clamp(0, n - 1) for step in (-1, 0, 1)])
+    query, key = 50 * positions[wanted_position].expand(count, 3, n, n), positions.expand(count, 3, n, n)
     for _ in range(layers):
         value = filled[:, None].expand(count, 3, n, filled.shape[-1])
         before, here, after = attention(query, key, value, mask, scale=1.0).unbind(1)
         both = before + torch.relu(here - before)
         filled = both + torch.relu(after - both)
-    matches = filled @ letters.flatten(1).T
-    units = torch.relu(matches[:, :, None] + places[None, :, :, None] - n)  # [sequences, n, position, sequence]
+    matches = filled @ one_hot.flatten(1).T
+    units = torch.relu(matches[:, :, None] + positions[None, :, :, None] - n)  # [sequences, n, position, sequence]
     return torch.einsum("bips,spc->bic", units, wanted)
 
 

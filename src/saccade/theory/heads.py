@@ -109,9 +109,9 @@ def heads_cost_what_one_costs(
 def a_head_has_one_pattern(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of) -> Measurements:
     """A single head has one pattern of attention."""
     n = 16
-    places = torch.eye(n, dtype=torch.float64)
+    positions = torch.eye(n, dtype=torch.float64)
     wanted = torch.where(torch.arange(n) % 2 == 0, torch.arange(n) - 1, torch.arange(n) + 1).clamp(0, n - 1)
-    both = weights(100 * places[wanted], places)
+    both = weights(100 * positions[wanted], positions)
     least = float(both.gather(1, wanted[:, None]).min())
     yield at_least("one head, even positions look back and odd ones ahead: smallest weight there", least, 0.99)
     random = weights(draw.normal(n, 8), draw.normal(n, 8))
@@ -130,15 +130,15 @@ def after_training(
         query, key, value: projections ``[heads, width, head_dim]``.
         output: the blocks of the output projection, ``[heads, head_dim, width]``.
         x: tokens ``[n, width]``.
-        wanted: the wanted outputs ``[n, width]``.
+        wanted: the target outputs ``[n, width]``.
     """
-    weights = [one.clone().requires_grad_() for one in (query, key, value, output)]
+    weights = [weight.clone().requires_grad_() for weight in (query, key, value, output)]
     for _ in range(30):
-        q, k, v = (x @ one for one in weights[:3])
+        q, k, v = (x @ weight for weight in weights[:3])
         loss = ((attention(q[None], k[None], v[None])[0] @ weights[3]).sum(0) - wanted).square().mean()
         gradients = torch.autograd.grad(loss, weights)
-        weights = [(one - 0.3 * slope).detach().requires_grad_() for one, slope in zip(weights, gradients, strict=True)]
-    return [one.detach() for one in weights]
+        weights = [(w - 0.3 * slope).detach().requires_grad_() for w, slope in zip(weights, gradients, strict=True)]
+    return [weight.detach() for weight in weights]
 
 
 @claim(
@@ -156,9 +156,9 @@ def each_head_learns_another_subspace(
     start = [draw.normal(2, 8, 4) / 8**0.5 for _ in range(3)] + [draw.normal(2, 4, 8) / 8**0.5]
 
     def apart_after(begin: list[Tensor]) -> float:
-        return max(float((one[0] - one[1]).abs().max()) for one in train(*begin, x, wanted))
+        return max(float((weight[0] - weight[1]).abs().max()) for weight in train(*begin, x, wanted))
 
-    alike = [one[:1].expand(one.shape) for one in start]
+    alike = [weight[:1].expand(weight.shape) for weight in start]
     yield equal("two heads that start equal: largest difference after 30 steps", apart_after(alike), 0.0, 1e-9)
     yield at_least("two heads that start differently: the same", apart_after(start), 0.5)
     yield at_least("equal but for their blocks of W_O: the same", apart_after([*alike[:3], start[3]]), 0.3)

@@ -27,24 +27,24 @@ def next_by_induction(tokens: Tensor, layers: int = 2, attend: Callable[..., Ten
     nothing is stored.
     """
     n = len(tokens)
-    letters = torch.nn.functional.one_hot(tokens).double()
-    places = torch.eye(n, dtype=torch.float64)
-    stored = torch.zeros_like(letters)
+    one_hot = torch.nn.functional.one_hot(tokens).double()
+    positions = torch.eye(n, dtype=torch.float64)
+    stored = torch.zeros_like(one_hot)
     if layers == 2:
-        before = places.roll(1, 0)[None, None]  # the query of position i is the key of position i - 1
-        stored = attend(100 * before, places[None, None], letters[None, None], Causal(), scale=1.0)[0, 0]
+        before = positions.roll(1, 0)[None, None]  # the query of position i is the key of position i - 1
+        stored = attend(100 * before, positions[None, None], one_hot[None, None], Causal(), scale=1.0)[0, 0]
         stored[0] = 0.0  # no token is before the first
-    found = attend(100 * letters[None, None], stored[None, None], letters[None, None], Causal(), scale=1.0)
-    return found[0, 0].argmax(-1)
+    copied = attend(100 * one_hot[None, None], stored[None, None], one_hot[None, None], Causal(), scale=1.0)
+    return copied[0, 0].argmax(-1)
 
 
 def following(length: int = 8) -> Task:
-    """Return the training task to predict the token (out of eight) that followed an earlier copy of the last token."""
+    """Return the training task of predicting the token (out of eight) that followed the last token's earlier copy."""
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
         tokens = torch.rand(examples, length, generator=generator).argsort(1)
-        place = torch.randint(length - 1, (examples, 1), generator=generator)
-        return torch.cat([tokens, tokens.gather(1, place)], 1)[..., None], tokens.gather(1, place + 1)[..., None]
+        position = torch.randint(length - 1, (examples, 1), generator=generator)
+        return torch.cat([tokens, tokens.gather(1, position)], 1)[..., None], tokens.gather(1, position + 1)[..., None]
 
     return Task(draw, lambda logits: logits[..., -1:, :, :], length, length + 1, 1)
 
@@ -79,7 +79,7 @@ def induction_takes_two_layers(
 
 
 def _last_output(tokens: Tensor, maps: list[Tensor]) -> Tensor:
-    query, key, value = (tokens[None, None] @ one for one in maps)
+    query, key, value = (tokens[None, None] @ weight for weight in maps)
     return attention(query[:, :, -1:], key, value)[0, 0, 0]
 
 

@@ -103,7 +103,7 @@ def sparse_weights_bound_information(
     yield at_most("two coins seen, by mask: bits in a query's output", output_bits(fixed(tokens)), 2.0, 1e-9)
     yield at_least("one coin seen, chosen by all: bits, against one", output_bits(chosen(tokens)) - 1, 0.1)
     n, variance = 16, 0.01
-    nats = {name: information(one, variance) for name, one in patterns(n).items()}
+    nats = {name: information(pattern, variance) for name, pattern in patterns(n).items()}
     yield equal("all queries, one key each: nats, by hand", nats["one key each"], n / 2 * math.log(101), 1e-9)
     yield equal("all queries, a sink: nats, by hand", nats["sink"], math.log(1 + n * 100) / 2, 1e-9)
     yield equal("all queries, uniform weights: nats, by hand", nats["uniform"], math.log(101) / 2, 1e-9)
@@ -123,9 +123,9 @@ def position_information(
     position.
     """
     n = 24
-    for name, one in patterns(n).items():
+    for name, pattern in patterns(n).items():
         expected = math.log(n) if name == "one key each" else 0.0
-        yield equal(f"{name}: nats", divergence(one), expected)
+        yield equal(f"{name}: nats", divergence(pattern), expected)
     matrix = AttentionMatrix(draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 4))
     mean = matrix.received()[0, 0] / n
     entropies = float(torch.special.entr(mean).sum() - matrix.entropy()[0, 0].mean())
@@ -146,7 +146,7 @@ def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, valu
 
 
 def without_token(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return how much each attention output changes when a token is removed, key and value, ``[q_len, kv_len]``."""
+    """Return how much each attention output changes when a key and its value are removed, ``[q_len, kv_len]``."""
     outputs = attend(query[None, None], key[None, None], value[None, None])[0, 0]
     distances = []
     for index in range(len(value)):
@@ -157,7 +157,7 @@ def without_token(attend: Callable[..., Tensor], query: Tensor, key: Tensor, val
 
 
 def weights_from_output(output: Tensor, value: Tensor) -> Tensor:
-    """Return the weights that sum to 1 and give an output, found by least squares from output and values alone."""
+    """Return the weights that sum to 1 and produce an output, by least squares from output and values alone."""
     constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
     wanted = torch.cat([output, torch.ones(len(output), 1, dtype=value.dtype)], 1)
     return torch.linalg.lstsq(constraints.T, wanted.T, driver="gelsd").solution.T
@@ -278,7 +278,7 @@ def attention_is_an_information_bottleneck(
 
     def terms_of_weights(scores: Tensor) -> tuple[float, float]:
         out = attend(scores.expand(8, 1, 1, 3), tags, coins[:, None, :, None], scale=1.0)
-        return terms([round(one, 9) for one in out.flatten().tolist()], targets)
+        return terms([round(output, 9) for output in out.flatten().tolist()], targets)
 
     soft = terms_of_weights(draw.normal(3) + torch.tensor([2.0, 0.0, 0.0]))
     hard = terms_of_weights(torch.tensor([1e3, 0.0, 0.0], dtype=torch.float64))

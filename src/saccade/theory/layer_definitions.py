@@ -18,9 +18,9 @@ Projections = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def heads_by_definition(x: Tensor, weights: Projections) -> Tensor:
-    """Return head_i = Attention(X W_Q, X W_K, X W_V) for each head and tokens ``[n, width]``, ``[heads, n, head_dim]``.
+    """Compute head_i = Attention(X W_Q, X W_K, X W_V) of tokens ``[n, width]`` for all heads, ``[heads, n, head_dim]``.
 
-    Heads are computed one after the other, each from its own matrices.
+    Heads are computed one after the other, each from separate matrices.
     """
     query, key, value, _ = weights
     return torch.stack(
@@ -32,19 +32,19 @@ def heads_by_definition(x: Tensor, weights: Projections) -> Tensor:
 
 
 def layer_of(weights: Projections) -> MultiHeadAttention:
-    """Return a layer with one projection for all heads, whose columns are the heads' matrices one after the other."""
+    """Build a layer that projects to all heads at once, by concatenating the heads' matrices along the columns."""
     heads, width, head_dim = weights[0].shape
     layer = MultiHeadAttention(width, heads, head_dim=head_dim, projection_bias=False).double()
     projections = (layer.query_projection, layer.key_projection, layer.value_projection)
     with torch.no_grad():
-        for one, own in zip(projections, weights, strict=False):
-            one.weight.copy_(torch.cat(list(own), 1).T)
+        for projection, matrices in zip(projections, weights, strict=False):
+            projection.weight.copy_(torch.cat(list(matrices), 1).T)
         layer.output_projection.weight.copy_(torch.cat(list(weights[3])).T)
     return layer
 
 
 def with_residual_and_norm(output: Tensor, x: Tensor) -> Tensor:
-    """Return the layer norm of the sum of an output and the tokens, as the code of a tutorial does after attention."""
+    """Return the layer norm of the sum of an output and the tokens, as tutorial code does after attention."""
     return layer_norm(output + x, x.shape[-1:])
 
 
@@ -73,12 +73,12 @@ def one_projection_makes_all_heads(
 
     x, weights = draw.normal(7, 12), weights_of_size(3, 12, 4)
     seen = layer(weights)(x[None])[0].detach()
-    own = heads(x, weights)
-    joined = torch.cat(list(own), 1) @ torch.cat(list(weights[3]))
+    separate = heads(x, weights)
+    joined = torch.cat(list(separate), 1) @ torch.cat(list(weights[3]))
     yield same("one projection, reshaped: output, against Concat(head_i) W_O", seen, joined)
-    yield same("the same, against the sum of head_i times its rows of W_O", seen, (own @ weights[3]).sum(0))
-    others = tuple(torch.cat([one[:1], draw.normal(*one[1:].shape)]) for one in weights)
-    moved = heads(x, (others[0], others[1], others[2], others[3])) - own
+    yield same("the same, against the sum of head_i times its rows of W_O", seen, (separate @ weights[3]).sum(0))
+    others = tuple(torch.cat([matrix[:1], draw.normal(*matrix[1:].shape)]) for matrix in weights)
+    moved = heads(x, (others[0], others[1], others[2], others[3])) - separate
     yield equal("change of head 1 when all others get new matrices", float(moved[0].abs().max()), 0.0)
     yield at_least("the same: change of the others", float(moved[1:].abs().max()), 1.5)
     nothing = torch.zeros_like(seen)

@@ -28,7 +28,7 @@ def with_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def predictions_of_layers(x: Tensor, y: Tensor, asked: Tensor, layers: int, rate: float, attend: Attend) -> Tensor:
-    """Return the predictions of self-attention layers for inputs, from examples in the context, ``[m, v]``.
+    """Predict the answers ``[m, v]`` to the inputs ``asked`` with self-attention layers, from examples in the context.
 
     Each token consists of an input and a slot, which starts with the answer for an example and with 0 for a question.
     Queries and keys are the inputs, values are the slots times ``-rate / n``, and the output is added to the slots.
@@ -42,7 +42,7 @@ def predictions_of_layers(x: Tensor, y: Tensor, asked: Tensor, layers: int, rate
 
 
 def predictions_of_descent(x: Tensor, y: Tensor, asked: Tensor, steps: int, rate: float) -> Tensor:
-    """Return the predictions of a linear map after gradient descent on the mean squared error, starting at 0."""
+    """Predict answers with a linear map, trained from 0 by gradient descent on the mean squared error."""
     weight = torch.zeros(x.shape[1], y.shape[1], dtype=x.dtype, requires_grad=True)
     for _ in range(steps):
         (gradient,) = torch.autograd.grad((x @ weight - y).square().sum() / (2 * len(x)), weight)
@@ -103,7 +103,7 @@ def attention_descends_gradients_in_context(
 
 
 def by_recurrence(read: Tensor, written: Tensor, decay: Tensor, value: Tensor) -> Tensor:
-    """Return the outputs of a state-space model, token by token.
+    """Compute the outputs of a state-space model token by token.
 
     Args:
         read: the vectors C with which tokens read the state, ``[n, states]``.
@@ -112,14 +112,14 @@ def by_recurrence(read: Tensor, written: Tensor, decay: Tensor, value: Tensor) -
         value: the values, ``[n, v]``.
     """
     state, outputs = torch.zeros(read.shape[1], value.shape[1], dtype=value.dtype), []
-    for reads, writes, factor, one in zip(read, written, decay, value, strict=True):
-        state = factor[:, None] * state + torch.outer(writes, one)
+    for reads, writes, factor, row in zip(read, written, decay, value, strict=True):
+        state = factor[:, None] * state + torch.outer(writes, row)
         outputs.append(reads @ state)
     return torch.stack(outputs)
 
 
 def masked_products(read: Tensor, written: Tensor, decay: Tensor) -> Tensor:
-    """Return the matrix of `SSD` for one decay per token, ``[n, 1]``, with written values not scaled by the step."""
+    """Return `SSD`'s matrix for one decay per token, ``[n, 1]``, with written values not multiplied by the step."""
     step = -decay[:, 0].log()  # for the rate -1; SSD multiplies what it writes by the step, so B is divided by it
     mechanism = SSD(1).to(read)
     matrix = mechanism(read[None, None], (written / step[:, None])[None, None], step=step[None, None], mask=Causal())

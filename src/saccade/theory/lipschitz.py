@@ -14,12 +14,12 @@ from saccade.theory.measurement import Measurements, apart, at_most, equal
 
 
 def self_attention(x: Tensor) -> Tensor:
-    """Return self-attention of tokens ``[n, d]`` that are queries, keys and values at once."""
+    """Compute self-attention with tokens ``[n, d]`` as queries, keys and values."""
     return attention(*[x[None, None]] * 3)[0, 0]
 
 
 def by_distances(x: Tensor) -> Tensor:
-    """Return self-attention of tokens ``[n, d]`` whose scores are their negative squared distances, over 2√d."""
+    """Compute self-attention of tokens ``[n, d]`` with negative squared distances divided by 2√d as scores."""
     score = Gaussian(x.shape[-1] ** 0.25).to(x)
     return attention(*[x[None, None]] * 3, score=score)[0, 0]
 

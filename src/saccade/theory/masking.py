@@ -121,7 +121,7 @@ def empty_rows_give_nothing(
     yield equal("its lse is -inf", bool(torch.isneginf(lse[0, 0, 0])), True)
     gradients = torch.autograd.grad(out.square().sum(), (q, k, v))
     yield same("its gradient, against 0", gradients[0][0, 0, 0], zeros, 0.0)
-    yield equal("all gradients are finite", all(bool(torch.isfinite(one).all()) for one in gradients), True)
+    yield equal("all gradients are finite", all(bool(torch.isfinite(gradient).all()) for gradient in gradients), True)
 
 
 @claim(

@@ -100,7 +100,7 @@ def is_refused(widths: tuple[int, int], lengths: tuple[int, int], attend: Callab
 
 
 def layer_as_printed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Run the attention layer that a tutorial prints, whose weights have the shape ``[batch, n, 1]``.
+    """Run the attention layer as printed in a tutorial, with weights of shape ``[batch, n, 1]``.
 
     It multiplies these weights by the values ``[batch, n, width]`` without transposing them, so it only runs for n = 1.
     """

@@ -15,7 +15,7 @@ from saccade.theory.rank import weights_of
 
 
 def posterior(query: Tensor, key: Tensor, log_prior: Tensor, variance: float) -> Tensor:
-    """Return the posterior of mixture components by Bayes' rule, for an observed q ~ N(k_j, variance I), prior π_j."""
+    """Return the posterior of mixture components with priors π_j, given q ~ N(k_j, variance I), by Bayes' rule."""
     densities = -(query[:, None] - key[None]).square().sum(-1) / (2 * variance)
     joint = densities + log_prior
     return (joint - joint.logsumexp(-1, keepdim=True)).exp()
@@ -27,12 +27,12 @@ def hopfield_energy(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
 
 
 def _attend_to_patterns(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
-    """Update the state of a Hopfield network by attention to the stored patterns as keys and values."""
+    """Update the state of a Hopfield network by attention, with the stored patterns as keys and values."""
     return attention(state[None, None], patterns[None, None], patterns[None, None], scale=beta)[0, 0]
 
 
 def _mean_shift(query: Tensor, key: Tensor) -> Tensor:
-    """Move points by one iteration of mean shift, which is attention with a Gaussian score and the keys as values."""
+    """Move points by one iteration of mean shift: attention with a Gaussian score and the keys as values."""
     return attention(query[None, None], key[None, None], key[None, None], score=Gaussian().double())[0, 0]
 
 
@@ -86,7 +86,7 @@ def weighted_sum_is_an_m_step(
     moved = move(query, keys)
     slope = (share[:, :, None] * (keys - moved[:, None])).sum(1)
     yield same("a mixture that moves: gradient at attention's sum, against 0", slope, torch.zeros_like(slope))
-    likelihood = [(-(keys - one[:, None]).square().sum(-1) / 2).logsumexp(-1) for one in (query, moved)]
+    likelihood = [(-(keys - point[:, None]).square().sum(-1) / 2).logsumexp(-1) for point in (query, moved)]
     yield at_least("smallest rise of its log-likelihood", float((likelihood[1] - likelihood[0]).min()), 0.0, 1e-12)
     # The usual mixture: its means are fitted to data.
     data = draw.normal(n, width)

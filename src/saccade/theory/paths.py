@@ -71,10 +71,10 @@ def scanned(x: Tensor) -> Tensor:
 
 
 def rounds_of_lstm(draw: Draw, length: int, forget_bias: float = 0.0) -> int:
-    """Return the number of rounds that it takes to solve an LSTM by iterating over all positions at once.
+    """Return the number of rounds in which a fixed-point iteration over all positions computes an LSTM's states.
 
-    Each round computes all states in parallel, each from the state that the last round gave the previous position. The
-    rounds end when no state changes by more than 1e-14, after ``length`` rounds at the latest.
+    Each round updates all states in parallel, from the previous round's state at the previous position. The iteration
+    ends when no state changes by more than 1e-14, after ``length`` rounds at the latest.
     """
     cell = draw.module(lambda: nn.LSTMCell(_WIDTH, _WIDTH))
     x = draw.normal(length, _WIDTH)
@@ -111,8 +111,8 @@ def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Ten
 
     def run(x: Tensor) -> Tensor:
         x = x.mT
-        for one in stack:
-            x = torch.tanh(one(nn.functional.pad(x, (kernel_size - 1, 0))))
+        for convolution in stack:
+            x = torch.tanh(convolution(nn.functional.pad(x, (kernel_size - 1, 0))))
         return x.mT
 
     return run
@@ -123,7 +123,7 @@ def attending(draw: Draw, mask: Mask | Tensor | None = _CAUSAL) -> Callable[[Ten
     maps = [draw.normal(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(3)]
 
     def run(x: Tensor) -> Tensor:
-        query, key, value = ((x @ one)[:, None] for one in maps)
+        query, key, value = ((x @ weight)[:, None] for weight in maps)
         return attention(query, key, value, mask)[:, 0]
 
     return run

@@ -133,20 +133,20 @@ def inference() -> Figure:
         path.append(at)
     figure, (left, right) = side_by_side(2, 3.0)
     left.scatter(keys[:, 0].numpy(), keys[:, 1].numpy(), s=5, color=_GREY)
-    for one in torch.stack(path, 1).numpy():
-        left.plot(one[:, 0], one[:, 1], color=_PURPLE, linewidth=0.8)
-        left.scatter(one[-1, :1], one[-1, 1:], s=22, color=_RED, zorder=3)
+    for points in torch.stack(path, 1).numpy():
+        left.plot(points[:, 0], points[:, 1], color=_PURPLE, linewidth=0.8)
+        left.scatter(points[-1, :1], points[-1, 1:], s=22, color=_RED, zorder=3)
     left.set_aspect("equal")
     head(left, "Attention to keys as values climbs their density", 9)
-    for place, one in enumerate(patterns(16).values()):
-        entropy, passed = float(torch.special.entr(one).sum(-1).mean()), gaussian_information(one, 0.01)
+    for row, weights in enumerate(patterns(16).values()):
+        entropy, passed = float(torch.special.entr(weights).sum(-1).mean()), gaussian_information(weights, 0.01)
         for shift, nats, colour, what in (
             (-0.18, passed, _PURPLE, "information"),
             (0.18, entropy, _RED, "entropy of a row"),
         ):
-            label = None if place else f"{what}, nats"
-            right.barh([place + shift], [nats], height=0.34, color=colour, label=label)
-            right.text(nats + 0.6, place + shift, f"{nats:.1f}", va="center", size=8, color=INK)
+            label = None if row else f"{what}, nats"
+            right.barh([row + shift], [nats], height=0.34, color=colour, label=label)
+            right.text(nats + 0.6, row + shift, f"{nats:.1f}", va="center", size=8, color=INK)
     right.set_yticks(range(3), ["one key each", "a sink", "uniform"])
     right.set_xlim(0, 44)
     right.invert_yaxis()
@@ -189,10 +189,10 @@ def trained() -> Figure:
     for shift, colour, (label, task, width, rate, steps) in zip((-0.2, 0.2), INKS[:2], cases, strict=True):
         runs = [learned(attentive(heads), task, width=width, rate=rate, steps=steps) for heads in counts]
         accuracies = [float(run.accuracy.mean()) for run in runs]
-        places = [place + shift for place in range(len(counts))]
-        left.bar(places, accuracies, width=0.38, color=colour, label=label)
-        for place, accuracy in zip(places, accuracies, strict=True):
-            left.text(place, accuracy + 0.02, f"{accuracy:.0%}", ha="center", size=7, color=INK)
+        centres = [index + shift for index in range(len(counts))]
+        left.bar(centres, accuracies, width=0.38, color=colour, label=label)
+        for centre, accuracy in zip(centres, accuracies, strict=True):
+            left.text(centre, accuracy + 0.02, f"{accuracy:.0%}", ha="center", size=7, color=INK)
     left.set_xticks(range(len(counts)), [str(heads) for heads in counts])
     left.set(xlabel="heads, of the same total width", ylabel="accuracy", ylim=(0, 1.35), yticks=(0, 0.5, 1))
     head(left, "Which is better depends on the task", 9)
@@ -202,9 +202,9 @@ def trained() -> Figure:
         lost = torch.stack(
             [
                 torch.tensor(
-                    [decoder_loss(text, partial(ShareOfKeys, share=one, at_random=at_random)) for text in TEXTS]
+                    [decoder_loss(text, partial(ShareOfKeys, share=share, at_random=at_random)) for text in TEXTS]
                 )
-                for one in shares
+                for share in shares
             ]
         )
         right.plot(shares, (lost - whole).mean(1), color=colour, marker="o", markersize=3, label=label)
@@ -321,9 +321,9 @@ def head(axes: Axes, title: str, size: float = 10) -> None:
     axes.set_title(title, loc="left", size=size, color=INK)
 
 
-def legend(axes: Axes, **place: Any) -> None:
+def legend(axes: Axes, **options: Any) -> None:
     """Add a legend to a figure's panel."""
-    axes.legend(frameon=False, fontsize=8, **place)
+    axes.legend(frameon=False, fontsize=8, **options)
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {

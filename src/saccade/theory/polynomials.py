@@ -30,7 +30,7 @@ def by_features(query: Tensor, key: Tensor, value: Tensor, degree: int) -> Tenso
 
 
 def smallest_rank(matrix: Tensor, error: float = 0.1) -> int:
-    """Return the smallest rank of a matrix that approximates the given matrix up to a relative error of ``error``.
+    """Return the smallest rank with which a matrix can be approximated up to a relative error of ``error``.
 
     Norms are Frobenius norms. By the Eckart-Young theorem, a smaller number of features cannot achieve this error.
     """

@@ -26,7 +26,7 @@ def stack(tokens: Tensor, maps: list[list[Tensor]], mask: Mask | None) -> Tensor
     Each layer has three ``maps``, for queries, keys and values.
     """
     for layer in maps:
-        query, key, value = (tokens[None, None] @ one for one in layer)
+        query, key, value = (tokens[None, None] @ weight for weight in layer)
         tokens = tokens + attention(query, key, value, mask)[0, 0]
     return tokens
 
@@ -48,12 +48,12 @@ def a_causal_mask_tells_positions(
 ) -> Measurements:
     """A causal mask alone conveys positions: a decoder needs no position encoding (NoPE)."""
     n, width = 512, 8
-    places = torch.arange(1, n + 1, dtype=torch.float64)
+    positions = torch.arange(1, n + 1, dtype=torch.float64)
     seen = share(n, Causal())
-    yield same("causal, scores of 0: weight of the first token at position i, against 1/i", seen, 1 / places)
+    yield same("causal, scores of 0: weight of the first token at position i, against 1/i", seen, 1 / positions)
     yield equal(
         "the same: share of positions that rounding its inverse gives",
-        float(((1 / seen).round() == places).double().mean()),
+        float(((1 / seen).round() == positions).double().mean()),
         1.0,
     )
     maps = [[draw.normal(width, width) / width**0.5 for _ in range(3)] for _ in range(3)]
@@ -63,18 +63,18 @@ def a_causal_mask_tells_positions(
     tokens = draw.normal(32, width)
     order = torch.cat([draw.permutation(31), torch.tensor([31])])
     for name, layers, mask in (("no mask, three layers", 3, None), ("causal, one layer", 1, Causal())):
-        last, shuffled = (stack(one, maps[:layers], mask)[-1] for one in (tokens, tokens[order]))
+        last, shuffled = (stack(sequence, maps[:layers], mask)[-1] for sequence in (tokens, tokens[order]))
         yield same(f"{name}: last output after shuffling the tokens before it", shuffled, last)
-    last, shuffled = (stack(one, maps[:2], Causal())[-1] for one in (tokens, tokens[order]))
+    last, shuffled = (stack(sequence, maps[:2], Causal())[-1] for sequence in (tokens, tokens[order]))
     yield differ("causal, two layers: the same", shuffled, last, 0.04)
 
 
 Scores = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A function that returns the products of queries with keys at distances before them, ``[queries, distances]``."""
+"""A function that returns the products of queries with keys at the given distances, ``[queries, distances]``."""
 
 
 def rotary_products(query: Tensor, key: Tensor, distances: Tensor) -> Tensor:
-    """Return products of rotated queries with rotated keys at given distances before them, ``[queries, distances]``."""
+    """Return the products of rotated queries with rotated keys at the given distances, ``[queries, distances]``."""
     rotary, last = Rotary(query.shape[-1]), int(distances.max())
     query = rotary(query[None, :, None], torch.tensor([last]))  # [1, queries, 1, d]
     key = rotary(key[None, :, None].expand(-1, -1, len(distances), -1), last - distances)
@@ -118,8 +118,8 @@ def rotary_scores_fall_with_distance(
         0.6,
     )
     query = draw.normal(1, width)
-    made = Rotary(width)(query[None, None], torch.tensor([far]))[0, 0]  # R_200 q: the rotation by 200 undoes it
-    product = scores(query, made, torch.arange(n))[0]
+    key = Rotary(width)(query[None, None], torch.tensor([far]))[0, 0]  # R_200 q: the rotation by 200 undoes it
+    product = scores(query, key, torch.arange(n))[0]
     yield equal(
         "a key made for distance 200: product there, over |q|²", float(product[far] / query.square().sum()), 1.0
     )

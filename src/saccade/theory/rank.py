@@ -21,7 +21,7 @@ _LU_XUN = (
 
 
 def weights_of(query: Tensor, key: Tensor, mask: Mask | None = None, bias: Tensor | None = None) -> Tensor:
-    """Return the softmax weights of one head as a matrix, ``[q_len, kv_len]``, whose rank the claims measure."""
+    """Return the softmax weights of one head as a dense matrix, ``[q_len, kv_len]``."""
     return AttentionMatrix(query[None, None], key[None, None], mask, bias=bias).to_dense()[0, 0]
 
 
@@ -59,7 +59,7 @@ def attention_has_low_rank(
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Return an approximate rank: the number of singular directions that contain a given share of the energy.
+    """Return an approximate rank: the number of singular directions that contain ``share`` of the energy.
 
     The energy is the sum of the squared singular values.
     """
@@ -74,7 +74,7 @@ def trained_heads() -> dict[str, list[Tensor]]:
         assert model.tokenizer is not None
         tokens = torch.tensor([model.tokenizer.encode(_LU_XUN).ids])
         with torch.no_grad():
-            weights[type(model).__name__.lower()] = [one.to_dense()[0] for one in model.matrices(tokens)]
+            weights[type(model).__name__.lower()] = [matrix.to_dense()[0] for matrix in model.matrices(tokens)]
     return weights
 
 
@@ -94,7 +94,7 @@ def attention_is_approximately_low_rank(
 ) -> Measurements:
     """Attention matrices have approximately low rank: a few directions capture nearly all of each matrix."""
     for name, layers in heads().items():
-        shares = [directions(one).double() / one.shape[-1] for one in layers]
+        shares = [directions(layer).double() / layer.shape[-1] for layer in layers]
         typical, widest = float(torch.cat(shares).median()), float(torch.cat(shares).max())
         yield at_most(f"{name}: directions for 90 % of the energy / n, median head", typical, 0.3)
         for number, layer_shares in enumerate(shares[1:], 2):
@@ -131,7 +131,7 @@ def low_rank_explains_global_reach(
     yield equal("causal: tokens that the last one reaches", int((causal[-1] > 0).sum()), n)
 
     def size(make: Callable[[int], nn.Module], length: int) -> int:
-        return sum(one.numel() for one in make(length).parameters())
+        return sum(parameter.numel() for parameter in make(length).parameters())
 
     yield equal("trained weights for n = 1,024, against n = 64: attention", size(layer, 1024) / size(layer, 64), 1.0)
     yield equal("the same: fully connected", size(connected, 1024) / size(connected, 64), 256.0)
@@ -200,7 +200,7 @@ def stacks_collapse(
     plain = with_skip = draw.normal(1, 1, n, width)
     for _ in range(layers):
         maps = [draw.normal(width, width) / width**0.5 for _ in range(3)]
-        plain = skip * plain + attention(*(plain @ one for one in maps))
-        with_skip = residual * with_skip + attention(*(with_skip @ one for one in maps))
+        plain = skip * plain + attention(*(plain @ weight for weight in maps))
+        with_skip = residual * with_skip + attention(*(with_skip @ weight for weight in maps))
     yield at_most("spread of the tokens after 6 layers", spread_of_rows(plain), 1e-3)
     yield at_least("the same with skip connections", spread_of_rows(with_skip), 0.1)

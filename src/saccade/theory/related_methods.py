@@ -86,10 +86,10 @@ def spatial_attention_compares_all_positions(
     with torch.no_grad():
         plain = module(features)[..., 0, 0]
 
-        def change(place: int) -> float:
-            """Return how much the output at the first position changes when the input at position ``place`` changes."""
+        def change(index: int) -> float:
+            """Return how much the output at the first position changes when the input at ``index`` changes."""
             moved = features.clone()
-            moved[..., place, place] += 3.0
+            moved[..., index, index] += 3.0
             return float((module(moved)[..., 0, 0] - plain).abs().max())
 
         yield at_most("CBAM: change of the first position when the last one changes", change(-1), 0.0)
@@ -103,8 +103,8 @@ def spatial_attention_compares_all_positions(
             cbam.spatial(cbam.channel(features)),
         )
         weights = draw.module(lambda: block(channels)).matrix(features).to_dense()
-    of_places = compressed(features[0].flatten(1).T)
-    rank = int(torch.linalg.matrix_rank(of_places @ of_places.T))
+    of_positions = compressed(features[0].flatten(1).T)
+    rank = int(torch.linalg.matrix_rank(of_positions @ of_positions.T))
     yield equal("channels compressed to one, then dot products: rank of the scores", rank, 1)
     yield at_least("non-local block: smallest weight of one position for another", float(weights.min()), 1e-12)
     yield equal("non-local block: sum of a row", float(weights[0, 0, 0].sum()), 1.0, 1e-9)

@@ -25,7 +25,7 @@ def logarithmic(num_keys: int) -> float:
     return math.log(num_keys) / math.log(_TRAINED_ON)
 
 
-def found_weights(lengths: tuple[int, ...], factor: Callable[[int], float], seeds: int = 4) -> list[Tensor]:
+def retrieval_weights(lengths: tuple[int, ...], factor: Callable[[int], float], seeds: int = 4) -> list[Tensor]:
     """Train a layer to find one of 16 random unit keys, and return the weights that it gives to the right key.
 
     The score is bilinear, q·Wk, and W is trained by 200 steps of Adam, for several seeds at once.
@@ -86,10 +86,10 @@ def softmax_stays_sharp(
         )
         scores *= logarithmic(n)
         yield at_least("the same, scores times ln n / ln 16: largest weight", float(softmax(scores)[0]), 0.75)
-    few, many = found_weights((16, 1024), unchanged)
+    few, many = retrieval_weights((16, 1024), unchanged)
     yield at_least(
         "layer trained on 16 keys, 16 keys: weight of the right one, worst of 4 seeds", float(few.mean(-1).min()), 0.85
     )
     yield at_most("the same, 1,024 keys: best of 4 seeds", float(many.mean(-1).max()), 0.2)
-    (scaled,) = found_weights((1024,), factor)
+    (scaled,) = retrieval_weights((1024,), factor)
     yield at_least("1,024 keys, scores times ln n / ln 16: worst of 4 seeds", float(scaled.mean(-1).min()), 0.85)

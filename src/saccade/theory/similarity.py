@@ -18,7 +18,7 @@ def dot_products(query: Tensor, key: Tensor) -> Tensor:
 
 
 def weights_as_printed(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """Return the weights of the attention layer that a tutorial prints, ``[batch, 1, n]``, without its final mistake.
+    """Return the weights of a tutorial's attention layer, ``[batch, 1, n]``, without the mistake in its last step.
 
     It multiplies keys ``[batch, n, width]`` by a matrix, and by the query ``[batch, 1, width]`` without a scale.
     """
@@ -43,7 +43,7 @@ def dot_products_show_similarity(
     """The dot product is a good measure of how similar two vectors are."""
     n, width = 512, 8
     x, y = draw.normal(n, width), draw.normal(n, width)
-    unit, other = (torch.nn.functional.normalize(one, dim=-1) for one in (x, y))
+    unit, other = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (x, y))
     distances = torch.cdist(unit, other)
     yield same("unit vectors, against 1 - |q - k|²/2", score(unit, other), 1 - distances.square() / 2, 1e-7)
     nearest = score(unit, other).argmax(-1) == distances.argmin(-1)
@@ -73,7 +73,7 @@ def dot_products_show_similarity(
 
 
 def pseudoinverses(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return maps from two codes, ``[symbols, width]`` each, to one space in which equal symbols are equal axes."""
+    """Return the pseudoinverses of two codes, ``[symbols, width]`` each, which map equal symbols to the same axis."""
     return torch.linalg.pinv(first), torch.linalg.pinv(second)
 
 

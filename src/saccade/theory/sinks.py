@@ -16,16 +16,16 @@ from saccade.theory.measurement import Measurements, at_least, at_most
 _LETTERS, _LENGTH, _WIDTH = 6, 12, 16
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
-"""A function of scores ``[..., n, n]``, -inf where the mask forbids, and of a trained number, that returns weights."""
+"""A function that returns weights, given scores ``[..., n, n]`` (-inf if masked) and one trained scalar per seed."""
 
 
 def softmax(scores: Tensor, number: Tensor) -> Tensor:
-    """Return the softmax of the scores; the trained number is not used."""
+    """Return the softmax of the scores; the trained scalar is not used."""
     return scores.softmax(-1)
 
 
 def with_sink_logit(scores: Tensor, number: Tensor, start: float = 0.0) -> Tensor:
-    """Return softmax with a sink logit, an extra score whose weight goes to no key; it is the number plus ``start``."""
+    """Return softmax with the sink logit ``number + start``, an extra score whose weight goes to no key."""
     logit = (number + start)[:, None, None, None].expand(*scores.shape[:-1], 1)
     return torch.cat([scores, logit], -1).softmax(-1)[..., :-1]
 
@@ -36,7 +36,7 @@ def sigmoid(scores: Tensor, number: Tensor) -> Tensor:
 
 
 class Sink(NamedTuple):
-    """Measurements of the first token of sequences in trained layers, one number per seed.
+    """Measurements of the first token in trained layers, one number per seed.
 
     Attributes:
         weight: mean weight of the first token for queries with nothing to read.
@@ -64,7 +64,7 @@ def trained_to_idle(weigh: Weigh, always: bool, seeds: int = 4) -> Sink:
     def weight(*shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(seeds, *shape, generator=generator) * scale).requires_grad_()
 
-    embedding, places = weight(_LETTERS + 1, _WIDTH), weight(_LENGTH, _WIDTH, scale=0.5)
+    embedding, positions = weight(_LETTERS + 1, _WIDTH), weight(_LENGTH, _WIDTH, scale=0.5)
     maps, readout = weight(3, _WIDTH, _WIDTH, scale=_WIDTH**-0.5), weight(_WIDTH, _LETTERS, scale=_WIDTH**-0.5)
     number = torch.zeros(seeds, requires_grad=True)
     hidden = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool).triu(1)
@@ -77,12 +77,12 @@ def trained_to_idle(weigh: Weigh, always: bool, seeds: int = 4) -> Sink:
         return tokens, asks
 
     def run(tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x = embedding[:, tokens] + places[:, None]
+        x = embedding[:, tokens] + positions[:, None]
         query, key, value = (x @ maps[:, i, None] for i in range(3))
         scores = (query @ key.mT * _WIDTH**-0.5).masked_fill(hidden, -math.inf)
         return weigh(scores, number), value @ readout[:, None]
 
-    weights = [embedding, places, maps, readout, number]
+    weights = [embedding, positions, maps, readout, number]
     optimizer = torch.optim.Adam(weights, 0.02)
     for step in range(300):
         optimizer.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * step / 300))

@@ -72,8 +72,8 @@ def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], T
         spectrum(sink),
         1e-7,
     )
-    for name, one in (("each token to itself", eye), ("each token to the one before", eye.roll(1, 0))):
-        yield apart(f"smallest eigenvalue of {name}, of entropy 0", float(spectrum(one)[-1]), 0.0, 0.99)
+    for name, weights in (("each token to itself", eye), ("each token to the one before", eye.roll(1, 0))):
+        yield apart(f"smallest eigenvalue of {name}, of entropy 0", float(spectrum(weights)[-1]), 0.0, 0.99)
 
 
 @claim(

@@ -31,7 +31,7 @@ def permutation_equivariance(
     maps = [draw.normal(width, width) for _ in range(3)]
 
     def attend(x: Tensor, mask: Mask | None, bias: Tensor | None = None) -> Tensor:
-        query, key, value = (x @ one for one in maps)
+        query, key, value = (x @ weight for weight in maps)
         return attention(query, key, value, mask, scale=0.05, bias=bias)
 
     permuted = x[:, :, order]

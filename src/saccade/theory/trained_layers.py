@@ -21,7 +21,7 @@ class Task(NamedTuple):
 
     Attributes:
         draw: a function that draws a number of examples with a generator. It returns tokens ``[examples, n, fields]``,
-            where the vectors of all fields are added, and answers ``[examples, positions, answers]`` from 0 to 7.
+            where the embeddings of all fields are summed, and answers ``[examples, positions, answers]`` from 0 to 7.
         read: a function that selects the answers' logits: ``[..., n, answers, 8]`` to ``[..., positions, answers, 8]``.
         vocab_size: number of different tokens.
         length: number of tokens in an example, n.
@@ -36,7 +36,7 @@ class Task(NamedTuple):
 
 
 def neighbours(*back: int) -> Task:
-    """Return the training task to predict the tokens (out of eight) at fixed distances before each position."""
+    """Return the training task of predicting the tokens (out of eight) at fixed distances before each position."""
     length, first = 16, max(back)
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -47,29 +47,29 @@ def neighbours(*back: int) -> Task:
 
 
 def recall(keys: int = 32, pairs: int = 16) -> Task:
-    """Return the training task to recall the value (out of eight) of a key after a sequence of key-value pairs."""
+    """Return the training task of recalling the value (out of eight) of a key after a sequence of key-value pairs."""
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
         key = torch.rand(examples, keys, generator=generator).argsort(1)[:, :pairs]
         value = torch.randint(_CLASSES, (examples, pairs), generator=generator)
-        place = torch.randint(pairs, (examples, 1), generator=generator)
+        index = torch.randint(pairs, (examples, 1), generator=generator)
         query = torch.full((examples, 1), keys + _CLASSES)
-        tokens = torch.stack([torch.cat([key, key.gather(1, place)], 1), torch.cat([keys + value, query], 1)], -1)
-        return tokens, value.gather(1, place)[..., None]
+        tokens = torch.stack([torch.cat([key, key.gather(1, index)], 1), torch.cat([keys + value, query], 1)], -1)
+        return tokens, value.gather(1, index)[..., None]
 
     return Task(draw, lambda logits: logits[..., -1:, :, :], keys + _CLASSES + 1, pairs + 1, 1)
 
 
 def triples() -> Task:
-    """Return the training task to predict which of eight triples occurs among random tokens."""
+    """Return the training task of predicting which of eight triples occurs among random tokens."""
     length = 16
     planted = torch.randint(_CLASSES, (_CLASSES, 3), generator=Generator().manual_seed(1))
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
         tokens = torch.randint(_CLASSES, (examples, length), generator=generator)
         answer = torch.randint(_CLASSES, (examples, 1), generator=generator)
-        place = torch.randint(length - 2, (examples, 1), generator=generator) + torch.arange(3)
-        return tokens.scatter(1, place, planted[answer[:, 0]])[..., None], answer[..., None]
+        positions = torch.randint(length - 2, (examples, 1), generator=generator) + torch.arange(3)
+        return tokens.scatter(1, positions, planted[answer[:, 0]])[..., None], answer[..., None]
 
     return Task(draw, lambda logits: logits.amax(-3, keepdim=True), _CLASSES, length, 1)
 
@@ -96,7 +96,7 @@ def attentive(heads: int, scale: float | None = None) -> Layer:
 
     def mix(x: Tensor, weights: Tensor) -> Tensor:
         projected = (x @ weights[:, i, None] for i in range(3))
-        query, key, value = (one.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2) for one in projected)
+        query, key, value = (part.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2) for part in projected)
         out = attention(query, key, value, scale=scale).transpose(1, 2).flatten(2).unflatten(0, x.shape[:2])
         return out @ weights[:, 3, None]
 
@@ -144,21 +144,21 @@ def learned(
         width: the width of the tokens and the layer.
         examples: size of the training set; None draws new examples in every step.
         activation: a function applied between the layer and the readout.
-        start: a factor for the initial numbers of the first of the layer's matrices, which makes the queries.
+        start: a factor for the initial weights of the first of the layer's four matrices, the query projection.
     """
     begin, data = Generator().manual_seed(0), Generator().manual_seed(1)
 
     def weight(*shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(seeds, *shape, generator=begin) * scale).requires_grad_()
 
-    embedding, places = weight(task.vocab_size, width), weight(task.length, width, scale=0.5)
+    embedding, positions = weight(task.vocab_size, width), weight(task.length, width, scale=0.5)
     mixing, readout = weight(4, width, width, scale=width**-0.5), weight(width, 8 * task.answers, scale=width**-0.5)
-    weights = [embedding, places, mixing, readout]
+    weights = [embedding, positions, mixing, readout]
     with torch.no_grad():
         mixing[:, 0] *= start
 
     def logits(tokens: Tensor) -> Tensor:
-        x = embedding[:, tokens].sum(-2) + places[:, None]
+        x = embedding[:, tokens].sum(-2) + positions[:, None]
         mixed = activation(layer(x, mixing))
         return task.read((mixed @ readout[:, None]).unflatten(-1, (task.answers, 8)))
 
@@ -170,8 +170,8 @@ def learned(
         if pool is None:
             tokens, answers = task.draw(32, data)
         else:
-            chosen = torch.randint(len(pool[0]), (32,), generator=data)
-            tokens, answers = (one[chosen] for one in pool)
+            batch = torch.randint(len(pool[0]), (32,), generator=data)
+            tokens, answers = (part[batch] for part in pool)
         loss = -logits(tokens).log_softmax(-1).gather(-1, answers.expand(seeds, *answers.shape)[..., None])
         per_seed = loss.flatten(1).mean(1)
         optimizer.zero_grad()
@@ -211,8 +211,8 @@ def several_heads_beat_one(
     yield at_least("both neighbours, two heads of 16: accuracy, worst of 4 seeds", float(two.min()), 0.95)
     yield at_least("both neighbours, four heads of 8: accuracy, worst of 4 seeds", float(four.min()), 0.95)
     first, second = torch.cartesian_prod(torch.arange(_CLASSES), torch.arange(_CLASSES)).unbind(-1)
-    letters = torch.eye(_CLASSES, dtype=torch.float64)
-    of_first, of_second = readout(weights[0] * letters[first] + weights[1] * letters[second])
+    one_hot = torch.eye(_CLASSES, dtype=torch.float64)
+    of_first, of_second = readout(weights[0] * one_hot[first] + weights[1] * one_hot[second])
     right = (of_first.argmax(-1) == first) & (of_second.argmax(-1) == second)
     yield equal(
         "one head with weights 2/3 and 1/3, then a relu layer: accuracy on all pairs", float(right.double().mean()), 1.0

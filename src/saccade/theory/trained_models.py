@@ -50,7 +50,7 @@ def heads_on_a_long_text() -> Tensor:
     assert model.tokenizer is not None
     tokens = torch.tensor([model.tokenizer.encode("".join(TEXTS)).ids])[:, :250]
     with torch.no_grad():
-        return torch.cat([one.to_dense()[0] for one in model.matrices(tokens)])
+        return torch.cat([matrix.to_dense()[0] for matrix in model.matrices(tokens)])
 
 
 class ShareOfKeys(Mechanism):
@@ -59,7 +59,7 @@ class ShareOfKeys(Mechanism):
     Args:
         softmax: the softmax over the chosen keys.
         share: the share of its visible keys that a query attends to; the number of keys is rounded up.
-        at_random: choose random keys instead of those with the largest weights.
+        at_random: whether to choose random keys instead of those with the largest weights.
     """
 
     def __init__(self, softmax: Softmax, share: float, at_random: bool = False):
@@ -71,9 +71,9 @@ class ShareOfKeys(Mechanism):
         weights = self.softmax(query, key, mask=mask, **positions).to_dense()
         visible = weights > 0
         rank_by = torch.rand(weights.shape, generator=torch.Generator().manual_seed(0)) if self.at_random else weights
-        place = rank_by.masked_fill(~visible, -1).argsort(-1, descending=True).argsort(-1)
-        chosen = place < (visible.sum(-1, keepdim=True) * self.share).ceil()
-        return self.softmax(query, key, mask=chosen & visible, **positions)
+        rank = rank_by.masked_fill(~visible, -1).argsort(-1, descending=True).argsort(-1)
+        selected = rank < (visible.sum(-1, keepdim=True) * self.share).ceil()
+        return self.softmax(query, key, mask=selected & visible, **positions)
 
 
 def sinks_of_minilm() -> Tensor:
@@ -82,7 +82,7 @@ def sinks_of_minilm() -> Tensor:
     assert model.tokenizer is not None
     tokens = torch.tensor([model.tokenizer.encode(TEXT).ids])
     with torch.no_grad():
-        return torch.cat([one.to_dense()[0, :, :, 0].mean(-1) for one in model.matrices(tokens)])
+        return torch.cat([matrix.to_dense()[0, :, :, 0].mean(-1) for matrix in model.matrices(tokens)])
 
 
 def decoder_loss(text: str, change: Callable[[Softmax], Mechanism] = lambda mechanism: mechanism) -> float:
@@ -115,7 +115,7 @@ def trained_attention_is_sparse(
 ) -> Measurements:
     """The attention of trained models is sparse: most of it goes to a few tokens."""
     for name, layers in heads().items():
-        shares = torch.cat([needed(one) for one in layers])
+        shares = torch.cat([needed(weights_of_layer) for weights_of_layer in layers])
         bound = 0.04 if name == "encoder" else 0.25
         yield at_most(f"{name}: keys for 90 % of the attention, head that needs fewest", float(shares.min()), bound)
         yield at_least(f"{name}: median head", float(shares.median()), 0.3)
@@ -178,8 +178,8 @@ def heads_learn_different_patterns(
         yield at_most(f"{name}: head with least", float(before.min()), 0.1)
         yield at_least(f"{name}: entropy as a share of the possible, broadest head", float(breadth.max()), 0.85)
         yield at_most(f"{name}: narrowest head", float(breadth.min()), 0.5)
-        places = torch.arange(weights.shape[-1])
-        near = (weights * ((places[:, None] - places).abs() <= 3)).sum(-1)[:, 16:].mean(-1)
+        positions = torch.arange(weights.shape[-1])
+        near = (weights * ((positions[:, None] - positions).abs() <= 3)).sum(-1)[:, 16:].mean(-1)
         local = f"{name}: heads with half of their attention on tokens at most 3 away"
         yield at_least(local, int((near >= 0.5).sum()), 3)
 
@@ -272,7 +272,7 @@ def maps_of_minilm() -> Maps:
     def maps(texts: list[list[str]]) -> Tensor:
         tokens = torch.tensor([[known("[CLS]"), *map(known, words), known("[SEP]")] for words in texts])
         with torch.no_grad():
-            return torch.cat([one.to_dense()[:, :, 1:-1, 1:-1] for one in model.matrices(tokens)], 1)
+            return torch.cat([matrix.to_dense()[:, :, 1:-1, 1:-1] for matrix in model.matrices(tokens)], 1)
 
     return maps
 
@@ -288,12 +288,12 @@ def hits(sentences: list[Parsed], maps: list[Tensor], source: str, target: str) 
 
 
 def _maps_of(attended: Maps, parsed: list[Parsed]) -> list[Tensor]:
-    """Return the attention weights of each sentence, ``[heads, words, words]``; sentences of one length run at once."""
+    """Return each sentence's attention weights, ``[heads, words, words]``; sentences of equal length run at once."""
     weights: dict[int, Tensor] = {}
-    for length in {len(one.words) for one in parsed}:
-        places = [place for place, one in enumerate(parsed) if len(one.words) == length]
-        weights |= dict(zip(places, attended([parsed[place].words for place in places]), strict=True))
-    return [weights[place] for place in range(len(parsed))]
+    for length in {len(sentence.words) for sentence in parsed}:
+        indices = [index for index, sentence in enumerate(parsed) if len(sentence.words) == length]
+        weights |= dict(zip(indices, attended([parsed[index].words for index in indices]), strict=True))
+    return [weights[index] for index in range(len(parsed))]
 
 
 @claim(
@@ -309,7 +309,7 @@ def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
     """Some heads follow syntax: subjects, verbs, objects."""
     attended = maps()
     chosen, others = (sentences(count, half) for half in (0, 1))  # the halves have no noun, verb or object in common
-    seen_chosen, seen_others = (_maps_of(attended, own) for own in (chosen, others))
+    seen_chosen, seen_others = (_maps_of(attended, parsed) for parsed in (chosen, others))
     for what, source, target, least in (
         ("from the object to its verb", "thing", "verb", 0.85),
         ("from the determiner to its noun", "determiner", "thing", 0.8),
@@ -317,21 +317,21 @@ def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
         best = int(hits(chosen, seen_chosen, source, target).argmax())
         share = float(hits(others, seen_others, source, target)[best])
         yield at_least(f"{what}: share of sentences, head chosen by other words", share, least)
-        away = [getattr(one, target) - getattr(one, source) for one in others]
+        away = [getattr(sentence, target) - getattr(sentence, source) for sentence in others]
         yield at_most(f"{what}: the most frequent distance", max(map(away.count, away)) / count, 0.5)
     verb = int(hits(chosen, seen_chosen, "verb", "thing").argmax())
     reached = float(hits(others, seen_others, "verb", "thing")[verb])
     yield at_least("from the verb to its object: share of sentences, head chosen by other words", reached, 0.8)
 
     def apart(parsed: list[Parsed], seen: list[Tensor]) -> tuple[list[Parsed], Tensor]:
-        far = [place for place, one in enumerate(parsed) if one.verb - one.subject > 1]
-        return [parsed[place] for place in far], hits(
-            [parsed[place] for place in far], [seen[place] for place in far], "verb", "subject"
+        far = [index for index, sentence in enumerate(parsed) if sentence.verb - sentence.subject > 1]
+        return [parsed[index] for index in far], hits(
+            [parsed[index] for index in far], [seen[index] for index in far], "verb", "subject"
         )
 
     (_, first), (far, second) = apart(chosen, seen_chosen), apart(others, seen_others)
     subject = float(second[int(first.argmax())])
-    chance = sum(1 / (len(one.words) - 1) for one in far) / len(far)
+    chance = sum(1 / (len(sentence.words) - 1) for sentence in far) / len(far)
     yield at_least(
         "from the verb to a subject apart from it, head chosen by other words, over chance", subject / chance, 3
     )

@@ -21,7 +21,7 @@ def sequences() -> Tensor:
 
 
 def relu_by_attention(x: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
-    """Compute relu of integers with a head of two keys: 0 with the value 0, and x, which is both key and value."""
+    """Compute the relu of integers with a head of two keys, 0 and x, each of which is also its value."""
     value = torch.stack([torch.zeros_like(x), x], -1).flatten(0, -2)[None, :, :, None]  # [1, numbers, 2, 1]
     query = torch.full_like(value[:, :, :1], 100.0)
     return attend(query, value, value, scale=1.0)[0, :, 0, 0].view(x.shape)
@@ -40,14 +40,14 @@ def built(
     of the number of matches. The output layer contains the targets.
     """
     count, length = tokens.shape
-    letters = torch.nn.functional.one_hot(tokens, _LETTERS).double()
-    places = torch.eye(length, dtype=torch.float64)
-    query = (50 * places)[None, :, None].expand(count, length, length, length)  # [batch, heads, len, place]
-    key = places.expand(count, length, length, length)
-    heads = attend(query, key, letters[:, None].expand(count, length, length, _LETTERS), scale=1.0)
-    gathered = heads.transpose(1, 2).flatten(2)  # [batch, len, heads * letters]
-    matches = gathered @ letters.flatten(1).T
-    units = activation(matches[:, :, None] + places[None, :, :, None] - length)  # [batch, len, place, sequence]
+    one_hot = torch.nn.functional.one_hot(tokens, _LETTERS).double()
+    positions = torch.eye(length, dtype=torch.float64)
+    query = (50 * positions)[None, :, None].expand(count, length, length, length)  # [batch, heads, len, position]
+    key = positions.expand(count, length, length, length)
+    heads = attend(query, key, one_hot[:, None].expand(count, length, length, _LETTERS), scale=1.0)
+    gathered = heads.transpose(1, 2).flatten(2)  # [batch, len, heads * alphabet]
+    matches = gathered @ one_hot.flatten(1).T
+    units = activation(matches[:, :, None] + positions[None, :, :, None] - length)  # [batch, len, position, sequence]
     return torch.einsum("blps,spc->blc", units, wanted)
 
 
@@ -66,7 +66,7 @@ def parity_by_counting(bits: Tensor, attend: Callable[..., Tensor] = attention) 
 
 def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
     """Return the share of the sum of squares of ``wanted`` that no function of ``seen`` can explain."""
-    groups = torch.unique(torch.stack([one.flatten() for one in seen], 1), dim=0, return_inverse=True)[1]
+    groups = torch.unique(torch.stack([column.flatten() for column in seen], 1), dim=0, return_inverse=True)[1]
     rows = wanted.flatten(0, 1)
     counts = torch.bincount(groups).to(rows)[:, None]
     means = torch.zeros(len(counts), rows.shape[1], dtype=rows.dtype).index_add(0, groups, rows) / counts
@@ -107,14 +107,14 @@ def transformers_are_universal(
     yield at_most("a head with two keys in place of the relu, random numbers: largest error", error, 1e-9)
     error = float((layer(tokens, wanted, activation=identity) - wanted).abs().max())
     yield at_least("no relu, random numbers: largest error", error, 1.0)
-    places = torch.arange(_LENGTH).expand(27, _LENGTH)
-    yield at_least("without attention, whatever else: share that is left", left(wanted, tokens, places), 0.5)
+    positions = torch.arange(_LENGTH).expand(27, _LENGTH)
+    yield at_least("without attention, whatever else: share that is left", left(wanted, tokens, positions), 0.5)
     bag = torch.nn.functional.one_hot(tokens, _LETTERS).sum(1)  # the count of each letter
     unordered = (tokens, *(bag[:, letter : letter + 1].expand(27, _LENGTH) for letter in range(_LETTERS)))
     yield at_least("without positions, whatever else: share that is left", left(wanted, *unordered), 0.5)
-    yield equal("with both: share that is left", left(wanted, torch.arange(27)[:, None].expand(27, 3), places), 0.0)
+    yield equal("with both: share that is left", left(wanted, torch.arange(27)[:, None].expand(27, 3), positions), 0.0)
     answers = parity(torch.tensor(list(itertools.product((0.0, 1.0), repeat=8)), dtype=torch.float64))
-    expected = torch.tensor([sum(one) % 2 for one in itertools.product((0, 1), repeat=8)], dtype=torch.float64)
+    expected = torch.tensor([sum(row) % 2 for row in itertools.product((0, 1), repeat=8)], dtype=torch.float64)
     yield at_most(
         "parity of 8 bits, equal weights and 8 hidden units: largest error of 256 sequences",
         float((answers - expected).abs().max()),

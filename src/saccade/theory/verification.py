@@ -39,8 +39,9 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether there are measurements and all of them agree with the claim's verdict."""
-        return not self.error and bool(self.measurements) and all(one.agrees for one in self.measurements)
+        """Whether the claim was measured and all measurements agree with its verdict."""
+        has_result = bool(self.measurements) and not self.error
+        return has_result and all(measurement.agrees for measurement in self.measurements)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Verification:
     @property
     def chance(self) -> float:
         """An upper bound on the probability that a correct verdict is contradicted by chance."""
-        return sum(one.chance for finding in self.findings for one in finding.measurements)
+        return sum(measurement.chance for finding in self.findings for measurement in finding.measurements)
 
     def to_json(self) -> dict[str, Any]:
         """Return the verification as JSON values in the format `SCHEMA`; numbers that are not finite become strings."""
@@ -117,7 +118,7 @@ def verify(
         True
     """
     claims = CLAIMS if claims is None else tuple(claims)
-    wrong = [type(one).__name__ for one in claims if not isinstance(one, Claim)]
+    wrong = [type(item).__name__ for item in claims if not isinstance(item, Claim)]
     if wrong:
         raise type_error("claims", "be claims of saccade.theory", ", ".join(wrong))
     check_int("seed", seed, 0)
@@ -155,9 +156,13 @@ def _finding_as_json(finding: Finding) -> dict[str, Any]:
         "error": finding.error,
         "missing": finding.missing,
         "measurements": [
-            dataclasses.asdict(one)
-            | {"expected": _finite_or_text(one.expected), "seen": _finite_or_text(one.seen), "agrees": one.agrees}
-            for one in finding.measurements
+            dataclasses.asdict(measurement)
+            | {
+                "expected": _finite_or_text(measurement.expected),
+                "seen": _finite_or_text(measurement.seen),
+                "agrees": measurement.agrees,
+            }
+            for measurement in finding.measurements
         ],
     }
 

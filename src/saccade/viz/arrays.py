@@ -11,12 +11,12 @@ from saccade.support.errors import type_error, value_error
 
 DECADES = 4  # decades of a logarithmic scale without limits: down to 1/10,000 of the largest value
 Array = npt.NDArray[np.floating[Any]]
-_FEWEST = 4  # fewest rows that must see a column for it to be a sink
+_MIN_ROWS = 4  # a sink must be visible to at least this many rows
 _SINK = 5.0  # a sink's median weight is at least this multiple of the mean weight
 _ROWS = 95.0  # percentage of rows whose largest weight, ignoring sinks, is within the scale
-_WORTH_IT = 0.5  # a scale that would end above this fraction of the largest weight ends at that weight
-_EVEN = 0.5  # if the smallest value is above this share of the largest, the scale starts at it
-_DECADES = 3  # lowest upper end of a scale, in decades below the largest weight: tiny weights must not look large
+_MAX_CUT = 0.5  # a scale is cut only if it then ends below this fraction of the largest weight
+_NARROW = 0.5  # if the smallest value is above this share of the largest, the scale starts at the smallest value
+_CUT_DECADES = 3  # a scale is cut by at most this many decades, so that tiny weights do not look large
 
 
 def as_matrix(weights: object) -> Array:
@@ -90,9 +90,9 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
 def contrast_limits(values: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
     """Return the two ends of a colour scale with a bar: ``limits``, or ends computed from the values.
 
-    Values of both signs get a scale that is symmetric around 0. Otherwise, the scale starts at 0, unless the smallest
-    value is above half of the largest: all colours would be similar, so the scale starts at the smallest value. If all
-    values are equal, they get the colour in the middle.
+    Values of both signs get a scale that is symmetric around 0. Otherwise, the scale starts at 0. If the smallest value
+    is above half of the largest, the scale starts at the smallest value instead, because all colours would otherwise be
+    similar. If all values are equal, they get the colour in the middle.
     """
     if limits is not None:
         low, high = limits_of(values, limits)
@@ -102,7 +102,7 @@ def contrast_limits(values: Array, limits: tuple[float, float] | None) -> tuple[
         return -max(-low, high), max(-low, high)
     if low == high:
         return (0.0, 2.0 * high) if high > 0 else (0.0, 1.0)
-    return (low, high) if low > _EVEN * high else (0.0, high)
+    return (low, high) if low > _NARROW * high else (0.0, high)
 
 
 def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
@@ -190,8 +190,8 @@ def robust_top(cells: Array) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # warnings about rows and columns that are completely hidden
         is_sink = np.nanmedian(cells, axis=0) >= _SINK * np.nanmean(cells)
-    is_sink &= np.isfinite(cells).sum(axis=0) >= _FEWEST
+    is_sink &= np.isfinite(cells).sum(axis=0) >= _MIN_ROWS
     largest = np.fmax.reduce(cells[:, ~is_sink], axis=1, initial=np.nan)
     largest = largest[np.isfinite(largest)]
     end = float(np.percentile(largest, _ROWS, method="higher")) if largest.size else 0.0
-    return max(end, top / 10**_DECADES) if 0 < end < _WORTH_IT * top else top
+    return max(end, top / 10**_CUT_DECADES) if 0 < end < _MAX_CUT * top else top

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST = 80  # maximum number of words on either side
+_MAX_WORDS = 80  # maximum number of words on either side
 _LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches: height of a line of text, gap between the columns; points: font size
 
 
@@ -40,7 +40,7 @@ def bipartite(
 
     Args:
         weights: ``[q_len, kv_len]``, at most 80 in each direction: a tensor, an array or nested lists.
-        y_labels: one label for each query, shown literally, never as mathematics.
+        y_labels: one label for each query, shown literally: dollar signs do not start math mode.
         x_labels: one label for each key.
         least: the smallest weight to draw, above 0 and below 1.
         title: text above the figure.
@@ -48,7 +48,7 @@ def bipartite(
         x_name: name of the keys.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or the labels are a single string.
@@ -59,9 +59,9 @@ def bipartite(
     Cost: one line for each weight that is at least ``least``.
     """
     matrix = as_matrix(weights)
-    if max(matrix.shape) > _MOST:
+    if max(matrix.shape) > _MAX_WORDS:
         hint = "heatmap draws a matrix of any size"
-        raise value_error("weights", f"have at most {_MOST} rows and columns", list(matrix.shape), hint=hint)
+        raise value_error("weights", f"have at most {_MAX_WORDS} rows and columns", list(matrix.shape), hint=hint)
     check_number("least", least, above=0.0, below=1.0)
     check_labels("y_labels", y_labels, matrix.shape[0], "queries")
     check_labels("x_labels", x_labels, matrix.shape[1], "keys")
@@ -70,10 +70,10 @@ def bipartite(
     # Centre the shorter column.
     left, right = ((np.arange(count) + (height - count) / 2 + 0.5) for count in matrix.shape)
     _draw_lines(canvas.axes, matrix, least, left, right)
-    for labels, places, x, side in ((y_labels, left, -0.03, "right"), (x_labels, right, 1.03, "left")):
+    for labels, heights, x, side in ((y_labels, left, -0.03, "right"), (x_labels, right, 1.03, "left")):
         shown, families = drawable_labels(labels)
-        for label, place in zip(shown, places, strict=True):
-            canvas.axes.text(x, place, label, size=_SIZE, ha=side, va="center", family=families, **PLAIN)
+        for label, y in zip(shown, heights, strict=True):
+            canvas.axes.text(x, y, label, size=_SIZE, ha=side, va="center", family=families, **PLAIN)
     for name, x, side in ((y_name, -0.03, "right"), (x_name, 1.03, "left")):
         canvas.write(x, -0.6, name, size=_SIZE, ha=side, va="center", style="italic")
     canvas.axes.set(xlim=(0, 1), ylim=(height, -1))

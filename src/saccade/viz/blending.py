@@ -41,7 +41,7 @@ def blend(grey: Array, weights: Array, limits: tuple[float, float], opacity: flo
 def add_blended_scale(canvas: Canvas, grey: Array, limits: tuple[float, float], opacity: float) -> "Axes":
     """Draw the scale of a blended image next to it: weights from bottom to top, brightness from left to right.
 
-    Every colour of the image is in the scale at its weight.
+    The scale blends each weight with every brightness of the image, so it contains every colour of the image.
     """
     low, high = limits
     rows, columns = _BAR_CELLS

@@ -37,7 +37,7 @@ _SCALE, _BESIDE = 0.13, 0.14  # inches: width of a colour scale, and its distanc
 
 @dataclass(frozen=True)
 class Canvas:
-    """A white figure with one pair of axes, whose size is set after everything around the map has been drawn.
+    """A white figure with one pair of axes; the figure's size is set after everything around the map has been drawn.
 
     Attributes:
         figure, axes: the figure and the axes of its map.
@@ -49,7 +49,7 @@ class Canvas:
     scale_widths: list[float] = field(default_factory=list)
 
     def write(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Write ``text`` at a point of the figure's map; dollar signs do not start mathematics."""
+        """Write ``text`` at ``(x, y)`` in data coordinates of the map; dollar signs do not start math mode."""
         shown, families = drawable_title(text)
         self.axes.text(x, y, shown, family=families, **PLAIN, **style)
 
@@ -63,7 +63,7 @@ class Canvas:
     def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
         """Fit the canvas around a map of ``width`` x ``height`` inches and the text next to it; return the figure.
 
-        The title is wrapped to the width of the map, or to ``title_width`` inches; its own line breaks are kept.
+        The title is wrapped to the width of the map, or to ``title_width`` inches; existing line breaks are kept.
         """
         if title is not None:
             columns = int((width if title_width is None else title_width) * 72 / (0.55 * _TITLE_SIZE))
@@ -105,12 +105,12 @@ class Canvas:
         (left, bottom, width, height), (across, up) = frame, size
         self.figure.set_size_inches(across, up)
         self.axes.set_position((left / across, bottom / up, width / across, height / up))
-        for scale, own in zip(self.figure.axes[1:], self.scale_widths, strict=True):
-            scale.set_position(((left + width + _BESIDE) / across, bottom / up, own / across, height / up))
+        for scale, scale_width in zip(self.figure.axes[1:], self.scale_widths, strict=True):
+            scale.set_position(((left + width + _BESIDE) / across, bottom / up, scale_width / across, height / up))
 
 
 def colours(*, signed: bool = False) -> "Colormap":
-    """Return the colour map of all figures: white for 0, then reversed magma, whose lightness decreases evenly.
+    """Return the colour map of all figures: white for 0, then reversed magma with evenly decreasing lightness.
 
     The order of the colours is preserved in greyscale. With ``signed``, white is in the middle of the scale, and values
     below 0 are blue, darker the farther they are from 0.
@@ -155,7 +155,7 @@ def dress(axes: "Axes") -> None:
 
 @argument_hints({})
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write ``figure`` to ``path``, whose suffix determines the format (``.png``, ``.svg``, ``.pdf``).
+    """Write ``figure`` to ``path``, in the format of the path's suffix (``.png``, ``.svg``, ``.pdf``).
 
     The file is written under a temporary name and then renamed, so that a reader never sees a partial file.
 
@@ -167,14 +167,14 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
         OSError: the folder does not exist or is not writable.
     """
     destination = Path(path)
-    beside = destination.with_name(f".{destination.name}.{os.getpid()}.part")
-    known = figure.canvas.get_supported_filetypes()
-    ending = destination.suffix.removeprefix(".").lower() or "png"
-    if ending not in known:
-        raise value_error("path", f"end in one of {', '.join(sorted(known))}", path)
+    temporary = destination.with_name(f".{destination.name}.{os.getpid()}.part")
+    formats = figure.canvas.get_supported_filetypes()
+    suffix = destination.suffix.removeprefix(".").lower() or "png"
+    if suffix not in formats:
+        raise value_error("path", f"end in one of {', '.join(sorted(formats))}", path)
     try:
-        figure.savefig(beside, format=ending)
-        os.replace(beside, destination)
+        figure.savefig(temporary, format=suffix)
+        os.replace(temporary, destination)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return destination

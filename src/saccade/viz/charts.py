@@ -52,7 +52,7 @@ def profile(
         log: whether both axes are logarithmic; only numbers above 0 are then drawn.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: the values are not real numbers, or ``names`` is a single string.
@@ -62,25 +62,25 @@ def profile(
 
     Cost: O(lines * points).
     """
-    places, lines, even = _read_lines(values, x, baseline, log)
+    coordinates, lines, even = _read_lines(values, x, baseline, log)
     check_labels("names", names, len(lines), "lines")
     canvas = blank()
     axes = canvas.axes
     for number, line in enumerate(lines):
         ink = INKS[number % len(INKS)]
-        where, most, least = _grouped(places, line, log)
+        group_x, most, least = _grouped(coordinates, line, log)
         name, _ = drawable_title(names[number]) if names is not None else ("_", [])
-        axes.plot(where, most, color=ink, linewidth=1.2, label=name)
+        axes.plot(group_x, most, color=ink, linewidth=1.2, label=name)
         if (most != least).any():
-            axes.fill_between(where, least, most, color=ink, alpha=0.18, linewidth=0)
+            axes.fill_between(group_x, least, most, color=ink, alpha=0.18, linewidth=0)
     if even is not None:
-        where, most, _ = _grouped(places, even, log)
-        axes.plot(where, most, color="#6b6b76", linewidth=1.0, linestyle="--", label=translated("uniform attention"))
+        group_x, most, _ = _grouped(coordinates, even, log)
+        axes.plot(group_x, most, color="#6b6b76", linewidth=1.0, linestyle="--", label=translated("uniform attention"))
     if log:
         axes.set(xscale="log", yscale="log")
         for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
             number_logarithmically(axis, *ends)
-    _name(axes, x_name, y_name, legend=names is not None or even is not None)
+    _label_axes(axes, x_name, y_name, legend=names is not None or even is not None)
     return canvas.finished(_PROFILE_WIDTH, _PROFILE_HEIGHT, title)
 
 
@@ -93,15 +93,15 @@ def _read_lines(values: object, x: object, baseline: object, log: bool) -> tuple
     if len(lines) > len(INKS):
         raise value_error("values", f"have at most {len(INKS)} lines", len(lines), hint="choose some heads")
     points = lines.shape[1]
-    places = np.arange(points, dtype=np.float64) if x is None else _line("x", x, points).astype(np.float64)
-    if (np.diff(places) <= 0).any():
+    coordinates = np.arange(points, dtype=np.float64) if x is None else _line("x", x, points).astype(np.float64)
+    if (np.diff(coordinates) <= 0).any():
         raise value_error("x", "increase", "values that do not")
     even = None if baseline is None else _line("baseline", baseline, points)
-    shown = places > 0 if log else np.ones(points, dtype=bool)
-    lines = lines[:, shown]
+    drawn = coordinates > 0 if log else np.ones(points, dtype=bool)
+    lines = lines[:, drawn]
     if not np.isfinite(lines).any() or (log and not (np.nan_to_num(lines) > 0).any()):
         raise value_error("values", "contain a number to show", "none", hint="log=True shows numbers above 0")
-    return places[shown], lines, None if even is None else even[shown]
+    return coordinates[drawn], lines, None if even is None else even[drawn]
 
 
 def _line(argument: str, values: object, points: int) -> Array:
@@ -124,7 +124,7 @@ def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
     return x[starts], np.fmax.reduceat(y, starts), np.fmin.reduceat(y, starts)
 
 
-def _name(axes: "Axes", x_name: str, y_name: str, *, legend: bool) -> None:
+def _label_axes(axes: "Axes", x_name: str, y_name: str, *, legend: bool) -> None:
     for axis, name in ((axes.xaxis, x_name), (axes.yaxis, y_name)):
         name_axis(axis, name)
     dress(axes)
@@ -157,14 +157,14 @@ def channel_weights(
     Args:
         weights: ``[channels]``: a tensor of any dtype and device, an array or a list, such as one row of
             `saccade.vision.ChannelAttention.weights`.
-        x_labels: one per channel, shown literally, never as mathematics; numbers from 0 if None.
+        x_labels: one per channel, shown literally, without math mode; numbers from 0 if None.
         title: text above the figure.
         x_name: name of the horizontal axis.
         limits: the two ends of the vertical axis. If None, they are 0 and 1 if all weights lie between 0 and 1;
             otherwise they are computed from the weights.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or the labels are a single string.
@@ -186,14 +186,14 @@ def channel_weights(
     canvas = blank()
     width = whole_pixels(float(np.clip(channels * _BAR, _NARROWEST, _WIDEST)))
     # At least two pixels per bar, so that neighbours do not share a pixel.
-    shown = max_pool(row, 1, int(width * DPI / 2))[0]
-    step = channels / len(shown)
-    centres = (np.arange(len(shown)) + 0.5) * step - 0.5
-    share = np.nan_to_num((shown - low) / (high - low)).clip(0, 1)
+    bars = max_pool(row, 1, int(width * DPI / 2))[0]
+    step = channels / len(bars)
+    centres = (np.arange(len(bars)) + 0.5) * step - 0.5
+    share = np.nan_to_num((bars - low) / (high - low)).clip(0, 1)
     axes = canvas.axes
     base = min(max(0.0, low), high)
-    gap = 0.8 if width * DPI / len(shown) > 6 else 1.0
-    axes.bar(centres, shown - base, bottom=base, width=gap * step, color=colours()(0.25 + 0.65 * share))
+    gap = 0.8 if width * DPI / len(bars) > 6 else 1.0
+    axes.bar(centres, bars - base, bottom=base, width=gap * step, color=colours()(0.25 + 0.65 * share))
     axes.set(xlim=(-0.5, channels - 0.5), ylim=(low, high))
     dress(axes)
     name_columns(axes, x_labels, x_name, channels, width)
@@ -218,7 +218,7 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         title: text above the figure.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: the argument is not a comparison.
@@ -245,9 +245,9 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         axes.annotate(", ".join(numbers), (x, y), (5, 4), textcoords="offset points", size=8, color=INK)
     exact = comparison.exact_seconds * 1e3
     axes.axvline(exact, color=_EXACT, linestyle="--", linewidth=1)
-    said, families = drawable_title(translated("exact"))
-    near: dict[str, Any] = {"textcoords": "offset points", "size": 8, "color": _EXACT, "family": families}
-    axes.annotate(said, (exact, floor), (3, 2), **near)
+    label, families = drawable_title(translated("exact"))
+    style: dict[str, Any] = {"textcoords": "offset points", "size": 8, "color": _EXACT, "family": families}
+    axes.annotate(label, (exact, floor), (3, 2), **style)
     for limit, name in ((CLOSE, translated("close")), (ROUGH, translated("rough"))):
         axes.axhline(limit, color=INK, linestyle=":", linewidth=0.8)
         where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "family": drawable_title(name)[1]}

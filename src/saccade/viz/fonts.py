@@ -31,7 +31,7 @@ _PREFERRED = (
     "Noto Sans",
 )
 # The most common Chinese characters, for machines without a Chinese font; see han/NOTICE.md.
-_OWN_FAMILY, _OWN_FILE = "Saccade Han", Path(__file__).parent / "han" / "SaccadeHan-Regular.ttf"
+_BUNDLED_FAMILY, _BUNDLED_FILE = "Saccade Han", Path(__file__).parent / "han" / "SaccadeHan-Regular.ttf"
 # This font has a box for every character, so every label would seem supported but be unreadable.
 _PLACEHOLDER = "Last Resort"
 _CJK_NAMES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC", "FULLWIDTH")
@@ -104,8 +104,8 @@ def _known_faces() -> list[_Face]:
     """Return the font faces that matplotlib knows and the bundled font; the most legible families come first."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
-    if all(entry.name != _OWN_FAMILY for entry in font_manager.fontManager.ttflist):
-        font_manager.fontManager.addfont(str(_OWN_FILE))
+    if all(entry.name != _BUNDLED_FAMILY for entry in font_manager.fontManager.ttflist):
+        font_manager.fontManager.addfont(str(_BUNDLED_FILE))
     rank = {name: number for number, name in enumerate(_PREFERRED)}
     faces = [
         (entry.name, entry.fname, getattr(entry, "index", 0))

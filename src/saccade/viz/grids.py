@@ -24,7 +24,7 @@ _LONG = 1000  # from this number on, the ends of a scale are written as whole nu
 _WIDEST_NUMBER = 40  # pixels for a head's number, with margin
 _BESIDE, _BAR, _DIGIT = 8, 10, 9  # pixels: distance and width of a colour bar, width of a digit beside it
 _ONE_DIGIT = 10  # heads whose numbers have one digit, which fits any cell
-_LETTER = 10  # pixels of one column of text in a name
+_COLUMN = 10  # pixels of one column of text in a name
 
 
 @argument_hints({})
@@ -45,7 +45,7 @@ def head_grid(
         shared_scale: whether all grids share one colour scale.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: the values are not real numbers.
@@ -59,13 +59,13 @@ def head_grid(
     everything = np.stack(list(grids.values()))
     canvas = blank()
     ends = {name: contrast_limits(everything if shared_scale else grid, limits) for name, grid in grids.items()}
-    named = max(display_width(name) * _LETTER for name in grids)
-    cell = min(max(_CELL, named // heads), _LARGEST)
+    name_width = max(display_width(name) * _COLUMN for name in grids)
+    cell = min(max(_CELL, name_width // heads), _LARGEST)
     height, width = layers * cell, heads * cell
-    told = {name: [f"{end:,.0f}" if abs(end) >= _LONG else f"{end:.3g}" for end in ends[name]] for name in grids}
-    beside = _BESIDE + _BAR + 6 + max(len(end) for own in told.values() for end in own) * _DIGIT
+    end_labels = {name: [f"{end:,.0f}" if abs(end) >= _LONG else f"{end:.3g}" for end in ends[name]] for name in grids}
+    beside = _BESIDE + _BAR + 6 + max(len(end) for labels in end_labels.values() for end in labels) * _DIGIT
     above = _NAME if any(grids) else _UNNAMED
-    pitch = (height + above + _BELOW, max(width + beside, named) + _SIDE + _GAP)
+    pitch = (height + above + _BELOW, max(width + beside, name_width) + _SIDE + _GAP)
     columns = min(len(grids), max(1, _WIDEST // pitch[1]))
     columns = ceil(len(grids) / ceil(len(grids) / columns))  # make the last row as long as possible
     sheet = np.ones((ceil(len(grids) / columns) * pitch[0], columns * pitch[1], 3))
@@ -79,20 +79,20 @@ def head_grid(
         sheet[top : top + height, left : left + width] = cells
         bar = left + width + _BESIDE
         sheet[top : top + height, bar : bar + _BAR] = palette(np.linspace(1.0, 0.0, height))[:, None, :3]
-        for end, y, side in zip(told[name], (top + height, top), ("bottom", "top"), strict=True):
+        for end, y, side in zip(end_labels[name], (top + height, top), ("bottom", "top"), strict=True):
             canvas.axes.text(bar + _BAR + 5, y, end, size=7.5, va=side, color=INK)
         canvas.write(left, top - 8, name, size=9, va="bottom")
-        _number(canvas, (layers, heads), cell, top, left)
+        _label_cells(canvas, (layers, heads), cell, top, left)
     return canvas.show_pixels(sheet, title)
 
 
-def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: int) -> None:
+def _label_cells(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: int) -> None:
     """Write layer numbers to the left of a head grid and head numbers below it, skipping some if there are many."""
     layers, heads = shape
-    for layer in range(0, layers, _every(layers, 1)):
+    for layer in range(0, layers, _label_interval(layers, 1)):
         y = top + (layer + 0.5) * cell
         canvas.axes.text(left - 5, y, f"L{layer}", size=7.5, ha="right", va="center", color=INK)
-    for head in range(0, heads, _every(heads, 1 if cell > _WIDEST_NUMBER or heads <= _ONE_DIGIT else 2)):
+    for head in range(0, heads, _label_interval(heads, 1 if cell > _WIDEST_NUMBER or heads <= _ONE_DIGIT else 2)):
         x = left + (head + 0.5) * cell
         canvas.axes.text(x, top + layers * cell + 4, f"H{head}", size=7.5, ha="center", va="top", color=INK)
 
@@ -115,7 +115,7 @@ def _grids_by_name(values: object) -> dict[str, Array]:
     return grids
 
 
-def _every(count: int, least: int) -> int:
+def _label_interval(count: int, least: int) -> int:
     """Return the interval between numbered rows or columns of a head grid.
 
     It is ``least`` for at most 16 rows or columns, and 4 for more.

@@ -12,7 +12,7 @@ from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_matrix, masked, max_pool, scale_of
 from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
 from saccade.viz.mask_maps import matrix_of_mask, refuse_lengths, refuse_with_mask, visible_cells
-from saccade.viz.pooled_maps import check_no_lazy_options, chosen, map_of, position_labels
+from saccade.viz.pooled_maps import check_batch_and_head, check_no_lazy_options, map_of, position_labels
 from saccade.viz.ticks import check_labels, name_columns, name_rows
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def heatmap(
             a mask, such as ``masks.Causal()``.
         head, batch: the head and batch item of a lazy matrix to draw; other heads and batch items are not computed. A
             matrix with a single head needs no ``head``.
-        x_labels: one label per key, shown literally, never as mathematics; only as many as fit are drawn. Long labels
+        x_labels: one label per key, shown literally, without math mode; only as many as fit are drawn. Long labels
             are cut. A label with a character that no installed font supports is replaced by its number, counted from 1:
             ``#4``.
         y_labels: one label per query.
@@ -83,7 +83,7 @@ def heatmap(
             are 32.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or the labels are a single string.
@@ -101,7 +101,7 @@ def heatmap(
     else:
         refuse_lengths(q_len=q_len, kv_len=kv_len)
     if isinstance(weights, Matrix):
-        item, number = chosen(weights, batch, head)
+        item, head_index = check_batch_and_head(weights, batch, head)
         if allowed is not None:
             raise value_error("allowed", "be omitted for a lazy matrix, which has its own mask", "a mask")
         shape = weights.shape[2:]
@@ -120,7 +120,7 @@ def heatmap(
     pixels = round(height * DPI), round(width * DPI)
     rows = columns = None
     if isinstance(weights, Matrix):
-        matrix = as_matrix(map_of(weights, item, number, max(pixels)))
+        matrix = as_matrix(map_of(weights, item, head_index, max(pixels)))
         rows, columns = position_labels(weights, item)
     cells = max_pool(matrix, *pixels)
     if is_mask:
@@ -134,7 +134,7 @@ def heatmap(
     return canvas.finished(width, height, title)
 
 
-def rule_cells(axes: "Axes", rows: int, columns: int) -> None:
+def draw_cell_lines(axes: "Axes", rows: int, columns: int) -> None:
     """Draw a frame around a heatmap, and lines between its cells if there are few."""
     # Draw the frame below the image, so that it does not cover the outermost pixels.
     axes.spines[:].set(color=_LINES, linewidth=1.2, zorder=-1)
@@ -182,7 +182,7 @@ def _draw_cells(
         # The axes count rows and columns of the unpooled matrix.
         extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )
-    rule_cells(axes, rows, columns)
+    draw_cell_lines(axes, rows, columns)
     if has_bar:
         canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if has_larger else None)
     return image

@@ -23,17 +23,17 @@ def matrix_of_mask(
     x_labels: Sequence[str] | None,
     y_labels: Sequence[str] | None,
 ) -> Matrix:
-    """Return uniform attention under a mask, whose map shows which pairs the mask allows.
+    """Return a matrix of uniform attention under a mask; its map shows the pairs that the mask allows.
 
-    Labels determine the lengths. Without labels, a length that is None is the one that the mask was built for or, if it
-    has none, the other length or 32.
+    Labels determine the lengths. Without labels, a length of None defaults to the length that the mask was constructed
+    for, then to the other length, then to 32.
     """
     keys = kv_len if x_labels is None else len(x_labels)
     rows = q_len if y_labels is None else len(y_labels)
     for name, length in (("q_len", rows), ("kv_len", keys)):
         if length is not None:
             check_int(name, length)
-    covered = [None if own is None else own.stop for own in mask.domain]
+    covered = [None if extent is None else extent.stop for extent in mask.domain]
     keys = keys or covered[1] or rows or covered[0] or _LENGTH
     rows = rows or covered[0] or keys
     query, key = (torch.zeros(*mask.shape, length, 1) for length in (rows, keys))
@@ -48,7 +48,7 @@ def refuse_with_mask(**named: object) -> None:
 
 
 def refuse_lengths(**named: int | None) -> None:
-    """Raise an error if weights are drawn with a length, which only masks need."""
+    """Raise an error if a length is passed for weights; only masks need lengths."""
     for name, value in named.items():
         if value is not None:
             raise value_error(name, "be omitted for weights, whose shape is known", value)

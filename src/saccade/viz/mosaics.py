@@ -55,7 +55,7 @@ def mosaic(
             white.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers.
@@ -110,7 +110,7 @@ def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tup
 def _layers(weights: object) -> Sequence[Matrix] | None:
     """Return the list of lazy matrices passed to a mosaic. If `weights` are dense, return None."""
     given = weights if isinstance(weights, list | tuple) else ()
-    layers = [one for one in given if isinstance(one, Matrix)]
+    layers = [layer for layer in given if isinstance(layer, Matrix)]
     return layers if layers and len(layers) == len(given) else None
 
 
@@ -122,9 +122,9 @@ def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tup
     flat = maps.reshape(-1, *maps.shape[-2:])
     if not log:
         if not shared_scale:
-            return flat, [scale_of(one, None)[:2] for one in flat]
+            return flat, [scale_of(cells, None)[:2] for cells in flat]
         low, high = limits_of(maps, None)
-        end = float(np.fmax.reduce([robust_top(one) for one in flat]))
+        end = float(np.fmax.reduce([robust_top(cells) for cells in flat]))
         return flat, [(low, end if 0 < end < high else high)] * len(flat)
     log_limits_of(maps, None)  # raises if no value is above 0
     flat = np.log10(np.maximum(flat, _TINY))

@@ -32,9 +32,10 @@ def spatial_map(
     """Draw a map of weights over the image it belongs to.
 
     The image is drawn in grey, so that colour shows only weight: where weights are low, the image is unchanged, and
-    where they are high, it turns red; weights below 0 are blue. The bar shows each weight over every brightness of the
-    image, so every colour of the picture is on the bar. A map of a different size is resized smoothly to the image. If
-    the smallest weight is above half of the largest, the scale starts at the smallest weight instead of 0.
+    where they are high, it turns red; weights below 0 are blue. The bar shows weight from bottom to top and the
+    image's brightness from left to right, so it contains every colour of the picture. A map of a different size is
+    resized smoothly to the image. If the smallest weight is above half of the largest, the scale starts at the smallest
+    weight instead of 0.
 
     Args:
         image: ``[H, W]``, ``[1, H, W]`` or ``[3, H, W]`` (red, green, blue): a tensor, an array or nested lists. Its
@@ -46,7 +47,7 @@ def spatial_map(
         limits: the values at the two ends of the colour scale; computed from the weights if None.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: the image or weights are not real numbers.
@@ -96,10 +97,10 @@ def as_plane(argument: str, values: object, channels: tuple[int, ...]) -> Array:
     return array
 
 
-def resized(own: Array, shape: tuple[int, ...]) -> Array:
+def resized(plane: Array, shape: tuple[int, ...]) -> Array:
     """Resize an overlay's image or map smoothly, within the range of its values."""
-    if own.shape == shape:
-        return own
-    plane = torch.from_numpy(np.ascontiguousarray(own))[None, None]
-    resized = torch.nn.functional.interpolate(plane, size=list(shape), mode="bilinear", antialias=True)
-    return np.asarray(resized[0, 0].clamp(float(own.min()), float(own.max())))
+    if plane.shape == shape:
+        return plane
+    tensor = torch.from_numpy(np.ascontiguousarray(plane))[None, None]
+    smooth = torch.nn.functional.interpolate(tensor, size=list(shape), mode="bilinear", antialias=True)
+    return np.asarray(smooth[0, 0].clamp(float(plane.min()), float(plane.max())))

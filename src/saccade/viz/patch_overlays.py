@@ -17,14 +17,14 @@ from saccade.viz.arrays import Array, as_numbers, contrast_limits
 from saccade.viz.blending import add_blended_scale, blend
 from saccade.viz.canvas import blank
 from saccade.viz.overlays import as_grey, as_plane, resized
-from saccade.viz.pooled_maps import chosen
+from saccade.viz.pooled_maps import check_batch_and_head
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIDE, _GAP, _NAME = 330, 18, 26  # pixels: longer side of a picture, gap between pictures, space for a name
 _ACROSS = 4  # maximum number of pictures in a row
-_PREFIX = 8  # maximum number of keys (class and register tokens) that are skipped before the patches
+_MAX_PREFIX = 8  # maximum number of keys (class and register tokens) that are skipped before the patches
 
 Queries = int | range | Mapping[str, int | range]
 """The tokens of one word, or of several words by name."""
@@ -46,9 +46,9 @@ def overlay(
 ) -> Figure:
     """Draw the patches of an image that words attend to: first the image, then the image under each word's weights.
 
-    The patches are drawn as the model sees them, in squares. All words share one colour scale. Its bar shows each
-    weight over every brightness of the image, so every colour of the picture is on the bar. If the smallest weight is
-    above half of the largest, the scale starts at the smallest weight instead of 0.
+    The patches are drawn as the model sees them, in squares. All words share one colour scale. Its bar shows weight
+    from bottom to top and the image's brightness from left to right, so it contains every colour of the picture. If the
+    smallest weight is above half of the largest, the scale starts at the smallest weight instead of 0.
 
     Args:
         image: ``[H, W]``, ``[1, H, W]`` or ``[3, H, W]`` (red, green, blue): a tensor, an array or nested lists.
@@ -66,7 +66,7 @@ def overlay(
         limits: the values at the two ends of the colour scale; computed from the weights if None.
 
     Returns:
-        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: the image or weights are not real numbers, or queries or patches are not indices.
@@ -84,13 +84,13 @@ def overlay(
     if not 0 <= opacity <= 1:
         raise value_error("opacity", "be between 0 and 1", repr(opacity))
     grey, pixels = as_grey(image), _as_colours(image)
-    maps = {name: _as_map(row, patches, grid) for name, row in _rows(weights, queries, batch, head).items()}
+    maps = {name: _as_map(row, patches, grid) for name, row in _rows_by_word(weights, queries, batch, head).items()}
     ends = contrast_limits(np.stack(list(maps.values())), limits)
     canvas = blank()
     height, width = (max(round(side * _SIDE / max(grey.shape)), 1) for side in grey.shape)
     plain = _sized(grey, height, width)
     pictures = [np.stack([_sized(channel, height, width) for channel in pixels], -1).clip(0, 1)]
-    pictures += [blend(plain, _squares(one, height, width), ends, opacity) for one in maps.values()]
+    pictures += [blend(plain, _enlarged_patches(cells, height, width), ends, opacity) for cells in maps.values()]
     names = ["", *maps]
     columns = ceil(len(pictures) / ceil(len(pictures) / _ACROSS))
     above = _NAME if any(names) else 0
@@ -107,7 +107,7 @@ def overlay(
     return canvas.show_pixels(sheet, title)
 
 
-def _rows(weights: object, queries: object, batch: object, head: object) -> dict[str, Array]:
+def _rows_by_word(weights: object, queries: object, batch: object, head: object) -> dict[str, Array]:
     """Return a dict from words to their weights, ``[kv_len]`` or ``[rows, columns]``; a single word is named ""."""
     if not isinstance(weights, Matrix):
         for name, choice in (("queries", queries), ("head", head), ("batch", batch or None)):
@@ -118,7 +118,7 @@ def _rows(weights: object, queries: object, batch: object, head: object) -> dict
         if not given:
             raise value_error("weights", "contain at least one row", "none")
         return {_checked_name(name): _finite(as_numbers("weights", row)) for name, row in given.items()}
-    item, first = chosen(weights, batch, 0 if head is None else head)
+    item, first = check_batch_and_head(weights, batch, 0 if head is None else head)
     heads = slice(None) if head is None else slice(first, first + 1)
     words: dict[Any, object] = dict(queries) if isinstance(queries, Mapping) else {"": queries}
     if queries is None or not words:
@@ -176,15 +176,15 @@ def _indices(patches: object, length: int) -> list[int]:
     if not isinstance(patches, Sequence) or isinstance(patches, str):
         raise type_error("patches", "be indices, or one bool for each key", kind(patches))
     listed = list(patches)
-    if listed and all(isinstance(one, bool) for one in listed):
+    if listed and all(isinstance(entry, bool) for entry in listed):
         if len(listed) != length:
             raise value_error("patches", f"be one bool for each of {length} keys", len(listed))
-        return [place for place, one in enumerate(listed) if one]
-    for one in listed:
-        if not is_integer(one):
-            raise type_error("patches", "be indices, or one bool for each key", shown(one))
-        if not 0 <= one < length:
-            raise value_error("patches", f"be from 0 to {length - 1}", one)
+        return [index for index, entry in enumerate(listed) if entry]
+    for entry in listed:
+        if not is_integer(entry):
+            raise type_error("patches", "be indices, or one bool for each key", shown(entry))
+        if not 0 <= entry < length:
+            raise value_error("patches", f"be from 0 to {length - 1}", entry)
     return listed
 
 
@@ -196,7 +196,7 @@ def _grid(grid: object, count: int, *, is_exact: bool) -> tuple[int, int]:
     if grid is None:
         side = isqrt(count)
         before = count - side * side
-        if not side or before > (0 if is_exact else min(_PREFIX, count // 5)):
+        if not side or before > (0 if is_exact else min(_MAX_PREFIX, count // 5)):
             hint = "grid=(rows, columns) is the image's size divided by the patch size"
             raise value_error("grid", f"be given where {count} patches do not form a square", None, hint=hint)
         return side, side
@@ -222,7 +222,7 @@ def _sized(plane: Array, height: int, width: int) -> Array:
     return resized(plane, (height, width))
 
 
-def _squares(cells: Array, height: int, width: int) -> Array:
+def _enlarged_patches(cells: Array, height: int, width: int) -> Array:
     """Enlarge the patches of a map to the size of an image, without smoothing."""
     rows, columns = (np.arange(side) * count // side for side, count in zip((height, width), cells.shape, strict=True))
     return cells[rows][:, columns]

@@ -26,7 +26,7 @@ from saccade.viz.arrays import Array
 _SURELY_HIDDEN = -500.0  # logs of hidden pairs are below this, those of visible pairs above
 
 
-def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
+def check_batch_and_head(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
     """Check and return the batch item and head of a lazy matrix to draw; a matrix with a single head needs no ``head``.
 
     Raises:
@@ -82,13 +82,13 @@ def maps_of(matrices: Matrix | Sequence[Matrix], batch: object, bins: int) -> Ar
     shapes = {matrix.shape for matrix in layers}
     if len(shapes) > 1:
         raise value_error("weights", "all be of one shape", sorted(map(list, shapes)))
-    item, _ = chosen(layers[0], batch, 0)
+    item, _ = check_batch_and_head(layers[0], batch, 0)
     maps = np.stack([_maps(matrix, item, range(matrix.shape[1]), bins) for matrix in layers])
     return maps[0] if isinstance(matrices, Matrix) else maps
 
 
 def position_labels(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
-    """Return the positions of a matrix's queries and keys, with which the axes of its map are numbered.
+    """Return the positions of a matrix's queries and keys, for numbering the axes of its map.
 
     Return two arrays, int64 ``[q_len]`` and ``[kv_len]``, where -1 marks padding.
     """
@@ -120,17 +120,17 @@ def sweep_maps(
     statistic, visible = Pooled(bins, "sum" if is_whole else "max"), _VisibleCells(info, bins)
     # With weights of mixed sign, draw the one farthest from 0; a matrix that fits is not pooled.
     is_signed = not is_whole and matrix.hidden == 0 and not isinstance(matrix, AttentionMatrix)
-    state, below, states = statistic.start(info), statistic.start(info), [one.start(info) for one in statistics]
+    state, below, states = statistic.start(info), statistic.start(info), [extra.start(info) for extra in statistics]
     with torch.no_grad(), without_autocast(matrix.device):
         for block in matrix.blocks(batch, heads[0] if len(heads) == 1 else None):
             local_heads = slice(block.heads.start - heads[0], block.heads.stop - heads[0])
-            moved = block._replace(batch=slice(0, 1), heads=local_heads)
-            state = statistic.add(state, moved)
-            states = [one.add(old, moved) for one, old in zip(statistics, states, strict=True)]
+            local_block = block._replace(batch=slice(0, 1), heads=local_heads)
+            state = statistic.add(state, local_block)
+            states = [extra.add(past, local_block) for extra, past in zip(statistics, states, strict=True)]
             if is_signed:
-                below = statistic.add(below, moved._replace(weights=-moved.weights))
+                below = statistic.add(below, local_block._replace(weights=-local_block.weights))
             if not isinstance(matrix, AttentionMatrix):
-                visible.add_block(matrix, moved, batch)
+                visible.add_block(matrix, local_block, batch)
         if isinstance(matrix, AttentionMatrix):
             visible.add_all(matrix, batch, heads)
     largest = statistic.finish(state)[0]
@@ -138,8 +138,8 @@ def sweep_maps(
         lowest = statistic.finish(below)[0]
         largest = torch.where(lowest > largest, -lowest, largest)
     cells = largest.masked_fill(~visible.cells, torch.nan).cpu().numpy()
-    answers = tuple(one.finish(old) for one, old in zip(statistics, states, strict=True))
-    return cells.astype(np.float64 if cells.dtype == np.float64 else np.float32, copy=False), answers
+    results = tuple(extra.finish(past) for extra, past in zip(statistics, states, strict=True))
+    return cells.astype(np.float64 if cells.dtype == np.float64 else np.float32, copy=False), results
 
 
 class _VisibleCells:

@@ -38,12 +38,12 @@ def name_columns(
     name: str,
     count: int,
     width: float,
-    places: Ints | None = None,
+    positions: Ints | None = None,
 ) -> None:
     """Write tick labels, or numbers, above a map ``width`` inches wide, slanted if they do not fit."""
     axes.xaxis.set_label_position("top")
     axes.xaxis.tick_top()
-    slanted = _write(axes.xaxis, labels, name, count, width, places, across=True)
+    slanted = _write_ticks(axes.xaxis, labels, name, count, width, positions, across=True)
     for label in axes.get_xticklabels() if slanted else ():
         label.set(rotation=45, ha="left", va="bottom", rotation_mode="anchor")
 
@@ -54,10 +54,10 @@ def name_rows(
     name: str,
     count: int,
     height: float,
-    places: Ints | None = None,
+    positions: Ints | None = None,
 ) -> None:
     """Write tick labels, or numbers, to the left of a map ``height`` inches high."""
-    _write(axes.yaxis, labels, name, count, height, places, across=False)
+    _write_ticks(axes.yaxis, labels, name, count, height, positions, across=False)
 
 
 def name_axis(axis: "Axis", name: str) -> None:
@@ -67,7 +67,7 @@ def name_axis(axis: "Axis", name: str) -> None:
 
 
 def plain_number(x: float) -> str:
-    """Write a number above 0 on a logarithmic scale: ``1,000``, ``0.00001``, and ``1e-07`` if it is even smaller."""
+    """Format a positive number for a logarithmic axis: ``1,000``, ``0.00001``, and ``1e-07`` if it is even smaller."""
     return f"{x:,.0f}" if x >= 1 else f"{x:.6f}".rstrip("0") if x >= _SMALL else f"{x:g}"
 
 
@@ -84,13 +84,13 @@ def number_logarithmically(axis: "Axis", low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _write(
+def _write_ticks(
     axis: "Axis",
     labels: Sequence[str] | None,
     name: str,
     count: int,
     length: float,
-    places: Ints | None,
+    positions: Ints | None,
     *,
     across: bool,
 ) -> bool:
@@ -98,7 +98,7 @@ def _write(
     name_axis(axis, name)
     if labels is None:
         axis.set_tick_params(which="major", length=3, color=INK, labelcolor=INK, labelsize=_SIZE)
-        _number(axis, np.arange(count) if places is None else places, length, across=across)
+        _write_numbers(axis, np.arange(count) if positions is None else positions, length, across=across)
         return False
     drawable, families = drawable_labels(labels)
     room = length * 72 / count  # points per cell
@@ -109,16 +109,16 @@ def _write(
     return slanted
 
 
-def _number(axis: "Axis", places: Ints, length: float, *, across: bool) -> None:
+def _write_numbers(axis: "Axis", positions: Ints, length: float, *, across: bool) -> None:
     """Number the ticks of an axis with round numbers or, if positions are not consecutive, with selected positions."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
     # Use as many ticks as fit; small maps number every cell.
-    room = (len(f"{places.max():,}") + 3) * _COLUMN if across else 2.5 * _SIZE
-    steps = max(1, min(len(places), int(length * 72 / room), 12))
+    room = (len(f"{positions.max():,}") + 3) * _COLUMN if across else 2.5 * _SIZE
+    steps = max(1, min(len(positions), int(length * 72 / room), 12))
     locator = MaxNLocator(nbins=steps, integer=True, steps=[1, 2, 5, 10])
-    first = int(places[0]) if (np.diff(places) == 1).all() else 0
-    ticks = np.asarray(locator.tick_values(first, first + len(places) - 1)).astype(np.int64) - first
-    ticks = np.unique(ticks[(ticks >= 0) & (ticks < len(places))])
+    first = int(positions[0]) if (np.diff(positions) == 1).all() else 0
+    ticks = np.asarray(locator.tick_values(first, first + len(positions) - 1)).astype(np.int64) - first
+    ticks = np.unique(ticks[(ticks >= 0) & (ticks < len(positions))])
     # -1 marks padding.
-    axis.set_ticks(ticks, labels=[f"{place:,}" if place >= 0 else "–" for place in places[ticks].tolist()])
+    axis.set_ticks(ticks, labels=[f"{position:,}" if position >= 0 else "–" for position in positions[ticks].tolist()])

@@ -5,7 +5,7 @@ import unicodedata
 
 from saccade.text.labels import display_width
 
-_TOGETHER = re.compile(r"\b(?:layers?|heads?|L|H)\s\d+(?:,\s(?:layers?|heads?|L|H)\s\d+)*", re.IGNORECASE)
+_UNBREAKABLE = re.compile(r"\b(?:layers?|heads?|L|H)\s\d+(?:,\s(?:layers?|heads?|L|H)\s\d+)*", re.IGNORECASE)
 _NOT_FIRST = frozenset("，。、；：？！）」』》”’,.;:?!)]}%")  # no line begins with one of these
 
 
@@ -35,7 +35,7 @@ def _filled(text: str, columns: int) -> list[str]:
 
 def _pieces(text: str) -> list[str]:
     """Split a title into pieces between which a line may break; spaces belong to the piece before them."""
-    glued = _TOGETHER.sub(lambda found: re.sub(r"\s", "\0", found[0]), text)
+    glued = _UNBREAKABLE.sub(lambda match: re.sub(r"\s", "\0", match[0]), text)
     pieces: list[str] = []
     for character in glued:
         is_wide = unicodedata.east_asian_width(character) in ("W", "F")

@@ -7,7 +7,7 @@ from tests.viz.page.layer_kinds import attention
 
 from saccade import masks
 from saccade.statistics import MatrixInfo
-from saccade.viz.page.page_statistics import StrongestPairs, Without
+from saccade.viz.page.page_statistics import PooledColumns, StrongestPairs
 
 CUTS = (range(3), range(3, 4), range(4, 12))
 
@@ -34,7 +34,13 @@ def sorted_weights(answer):
 @pytest.mark.parametrize("name", ["softmax", "delta"])
 @pytest.mark.parametrize(
     "statistic",
-    [StrongestPairs(1), StrongestPairs(3), StrongestPairs(40), Without(5, ((0, 2), (), (9,))), Without(99, ((1,),))],
+    [
+        StrongestPairs(1),
+        StrongestPairs(3),
+        StrongestPairs(40),
+        PooledColumns(5, ((0, 2), (), (9,))),
+        PooledColumns(99, ((1,),)),
+    ],
 )
 def test_states_of_different_rows_merge_in_any_order(statistic, name):
     matrix = matrices()[name]

@@ -129,7 +129,7 @@ class _Search:
             search is over.
         """
         vocab = log_probs.shape[1]
-        totals = log_probs.double() + torch.tensor([one.total for one in self.open], device=log_probs.device)[:, None]
+        totals = log_probs.double() + torch.tensor([beam.total for beam in self.open], device=log_probs.device)[:, None]
         # Take enough candidates to fill all beams even if some end.
         count = min(totals.numel(), self.beams * (1 + len(self.ends)))
         values, index = totals.flatten().topk(count)
@@ -149,8 +149,8 @@ class _Search:
         length = len(grown[0].tokens) if grown else self.max_new_tokens
         is_over = length == self.max_new_tokens
         if is_over:
-            self.done += [Hypothesis(one.tokens, self._score(one.total, length)) for one in grown]
-        self.done = sorted(self.done, key=lambda one: -one.score)[: self.beams]
+            self.done += [Hypothesis(beam.tokens, self._score(beam.total, length)) for beam in grown]
+        self.done = sorted(self.done, key=lambda beam: -beam.score)[: self.beams]
         return [] if is_over or self._cannot_improve(length) else origins
 
     def _score(self, total: float, length: int) -> float:

@@ -62,8 +62,8 @@ def generate(
             each time. If the model has ``hidden`` and ``logits``, only the logits of the last token are computed.
         tokens: the prompts: a list of lists of ints, which may differ in length, or an int tensor ``[batch, len]``.
         max_new_tokens: maximum number of tokens to add to a text.
-        cache: a cache of the text before the prompts, which is extended; a new cache if None. The last generated token
-            is not yet in it, so start the next call with that token.
+        cache: a cache of the text before the prompts, to be extended; a new cache if None. The last generated token is
+            not yet in the cache, so start the next call with that token.
         sampler: how tokens are sampled; if None, the likeliest token is always taken.
         stop: tokens that end a text; they are not included in the result.
         seed: seed for sampling, from 0 to 2**63 - 1. If None, it is drawn from torch's global generator; sampling does

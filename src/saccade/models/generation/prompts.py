@@ -38,7 +38,7 @@ def as_prompts(tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> list
         raise type_error("tokens", rule, type(tokens).__name__, hint="a tokenizer turns text into tokens")
     if not tokens:
         raise value_error("tokens", "contain at least one prompt", "none")
-    return [_as_prompt(rule, number, one) for number, one in enumerate(tokens)]
+    return [_as_prompt(rule, number, prompt) for number, prompt in enumerate(tokens)]
 
 
 def _as_prompt(rule: str, number: int, given: object) -> list[int]:
@@ -68,12 +68,12 @@ def left_padded(prompts: list[list[int]], starts: list[int], device: torch.devic
         starts: position of the first token of each prompt.
     """
     longest = max(map(len, prompts))
-    tokens = torch.tensor([[0] * (longest - len(one)) + one for one in prompts], device=device)
-    if len(set(starts)) == 1 and all(len(one) == longest for one in prompts):
+    tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
+    if len(set(starts)) == 1 and all(len(prompt) == longest for prompt in prompts):
         return tokens, range(starts[0], starts[0] + longest)
     rows = [
-        [-1] * (longest - len(one)) + list(range(start, start + len(one)))
-        for one, start in zip(prompts, starts, strict=True)
+        [-1] * (longest - len(prompt)) + list(range(start, start + len(prompt)))
+        for prompt, start in zip(prompts, starts, strict=True)
     ]
     return tokens, torch.tensor(rows, device=device)
 

@@ -52,7 +52,7 @@ class Reader(Protocol):
 
 
 def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
-    """Return a `Reader` for a language model, which uses a cache if the model supports caches."""
+    """Return a `Reader` for a language model, with a cache if the model supports caches."""
     if not callable(model):
         raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
     check_type("cache", cache, (Cache, LayerCache, NoneType), "be a cache from model.new_cache(), or None")
@@ -79,7 +79,7 @@ class _CachedReader(Reader):
             starts = [0 if following is None else following.start] * len(new)
         tokens, positions = left_padded(new, starts, self._device)
         self.processed = sum(map(len, new))
-        logits = _last(self._model, tokens, cache=self._cache, positions=positions)
+        logits = _last_logits(self._model, tokens, cache=self._cache, positions=positions)
         self.traffic = self._cache.traffic
         return logits
 
@@ -97,13 +97,13 @@ class _WholeTextReader(Reader):
         self._texts = [text + more for text, more in zip(texts, new, strict=True)]
         tokens, positions = left_padded(self._texts, [0] * len(self._texts), _device(self._model))
         self.processed = sum(map(len, self._texts))
-        return _last(self._model, tokens, positions=positions)
+        return _last_logits(self._model, tokens, positions=positions)
 
     def reorder(self, rows: list[int]) -> None:
         self._texts = [self._texts[row] for row in rows]
 
 
-def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
+def _last_logits(model: LanguageModel, tokens: Tensor, **options: object) -> Tensor:
     """Return a language model's logits at the last token of each text, ``[batch, vocab]``.
 
     If the model has the methods ``hidden`` and ``logits``, logits are computed for these tokens only.
@@ -111,9 +111,9 @@ def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
     hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
     with torch.no_grad():
         if callable(hidden) and callable(project):
-            logits = project(hidden(tokens, **how)[:, -1])
+            logits = project(hidden(tokens, **options)[:, -1])
         else:
-            out = model(tokens, **how)  # type: ignore[arg-type]
+            out = model(tokens, **options)  # type: ignore[arg-type]
             if not isinstance(out, Tensor) or out.dim() != 3 or out.shape[:2] != tokens.shape:
                 got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
                 rule = f"return logits [{tokens.shape[0]}, {tokens.shape[1]}, vocab]"

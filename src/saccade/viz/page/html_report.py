@@ -177,15 +177,15 @@ def page_parts(
     if other is None and other_tokens is not None:
         raise value_error("other_tokens", "be omitted without a second recording", kind(other_tokens))
     check_tokens(other_tokens)
-    sources = [layers_of(one) for one in ((given,) if other is None else (given, other))]
+    sources = [layers_of(data) for data in ((given,) if other is None else (given, other))]
     texts = [options.tokens, options.tokens if other_tokens is None else other_tokens]
     labels = [
         checked_labels(source, text, options.batch, options.heads) for source, text in zip(sources, texts, strict=False)
     ]
     share = (options.size - len(document(options.title, {}))) // len(sources)
     sides = [
-        read_side(name, source, own, options.batch, options.heads, share)
-        for name, source, own in zip(options.names, sources, labels, strict=False)
+        read_side(name, source, tokens, options.batch, options.heads, share)
+        for name, source, tokens in zip(options.names, sources, labels, strict=False)
     ]
     index: dict[str, Any] = {
         "format": FORMAT,
@@ -196,5 +196,5 @@ def page_parts(
         "versions": {"saccade": version("saccade-attention"), "torch": torch.__version__},
         "sides": [side.descriptions for side in sides],
     }
-    parts = {f"{place}-{name}": data for place, side in enumerate(sides) for name, data in side.parts.items()}
+    parts = {f"{number}-{name}": data for number, side in enumerate(sides) for name, data in side.parts.items()}
     return {"index": packed(as_json(index)), **parts}

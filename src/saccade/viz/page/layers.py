@@ -18,11 +18,11 @@ from saccade.statistics.pooled import How
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, kind, type_error, value_error
 from saccade.viz.arrays import Array
-from saccade.viz.page.page_statistics import Strong, StrongestPairs, Without
+from saccade.viz.page.page_statistics import PooledColumns, Strong, StrongestPairs
 from saccade.viz.pooled_maps import sweep_maps
 
 Columns = tuple[tuple[int, ...], ...]
-"""The keys to pool again for each of some map columns; other keys of the column, such as sinks, are left out."""
+"""For each selected map column, the keys to pool again; the column's other keys, such as sinks, are left out."""
 
 
 class Map(NamedTuple):
@@ -30,7 +30,7 @@ class Map(NamedTuple):
 
     Attributes:
         cells: the maps, ``[heads, rows, columns]``; NaN marks masked cells.
-        beside: some columns of the maps, pooled again without attention sinks, ``[heads, rows, selected columns]``.
+        beside: selected columns of the maps, pooled again without attention sinks, ``[heads, rows, selected columns]``.
         answers: results of the additional statistics.
         how: how the weights of a cell are reduced to one number, as in `saccade.statistics.Pooled`.
     """
@@ -73,7 +73,7 @@ class Source(Protocol):
 
 
 class Recorded(Protocol):
-    """The interface of a recorded layer on a page, which `saccade.recording.layer_record.Run` implements."""
+    """The interface of a recorded layer on a page, implemented by `saccade.recording.layer_record.Run`."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -81,7 +81,7 @@ class Recorded(Protocol):
 
     @property
     def matrix(self) -> Matrix:
-        """The attention matrix of the recorded layer, which exists only if queries and keys were recorded."""
+        """The recorded layer's attention matrix. It is available only if queries and keys were recorded."""
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
@@ -110,17 +110,17 @@ def layers_of(data: object) -> dict[str, Source]:
     elif isinstance(data, Mapping):
         named = {str(name): data[name] for name in data}
     elif isinstance(data, Sequence) and not isinstance(data, str):
-        named = {str(number): one for number, one in enumerate(data)}
+        named = {str(number): layer for number, layer in enumerate(data)}
     else:
         raise type_error("given", _RULE, kind(data))
-    found = {name: _source_of(name, one) for name, one in named.items()}
-    if not found:
+    layers = {name: _source_of(name, layer) for name, layer in named.items()}
+    if not layers:
         hint = "record(model) records the layers that run inside its block"
         raise value_error("given", "contain at least one layer", "none", hint=hint)
-    for name, source in found.items():
+    for name, source in layers.items():
         if 0 in source.shape:
             raise value_error("weights", "have no empty axis", f"shape {list(source.shape)} in layer {name}")
-    return found
+    return layers
 
 
 _RULE = "be a matrix, weights [batch, heads, q_len, kv_len], a list or a dict of them, or a recording"
@@ -196,13 +196,13 @@ class MatrixLayer(Source):
         return self._map(item, range(self.shape[1]), bins, columns, statistics)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        found = self._map(item, range(head, head + 1), bins, columns, [StrongestPairs(k)])
-        return Head(found, found.answers[0])
+        large = self._map(item, range(head, head + 1), bins, columns, [StrongestPairs(k)])
+        return Head(large, large.answers[0])
 
     def _map(
         self, item: int, heads: range, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]
     ) -> Map:
-        cells, answers = sweep_maps(self._matrix, item, heads, bins, [Without(bins, columns), *statistics])
+        cells, answers = sweep_maps(self._matrix, item, heads, bins, [PooledColumns(bins, columns), *statistics])
         return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
 
 
@@ -229,8 +229,8 @@ class RecordedLayer(Source):
             return _measures(None, self._statistics, item)
 
     def received(self, item: int) -> Tensor | None:
-        found = self._statistics.get("received")
-        return None if found is None else found[item]
+        received = self._statistics.get("received")
+        return None if received is None else received[item]
 
     def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
         if self._pooled is None or self._best is None:
@@ -276,19 +276,19 @@ class RecordedLayer(Source):
 def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
     """Return the statistics of a page's layer for one batch item.
 
-    If there is no summary, they are computed from the recorded statistics of queries, as means or maxima.
+    If there is no summary, the recorded statistics are averaged over queries, or reduced to their maximum.
     """
     if summary is not None:
         cut = slice(item, item + 1)
-        return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]
-    found = []
+        return [each._replace(values=each.values[cut], uniform=each.uniform[cut]) for each in summary.measures]
+    measures = []
     for name, values in plain.items():
         if name != "received":
-            own = values[item : item + 1].cpu().double()
+            rows = values[item : item + 1].cpu().double()
             is_peak = name == "largest_logit"
-            total, meaning = (own.amax(-1), "of all scores") if is_peak else (own.mean(-1), "mean over queries")
-            found.append(Measure(name, "", meaning, total, torch.full_like(total, torch.nan)))
-    return found
+            total, meaning = (rows.amax(-1), "of all scores") if is_peak else (rows.mean(-1), "mean over queries")
+            measures.append(Measure(name, "", meaning, total, torch.full_like(total, torch.nan)))
+    return measures
 
 
 def _dense(weights: Tensor | npt.NDArray[Any]) -> DenseMatrix:

@@ -97,7 +97,7 @@ class live_report:  # noqa: N801  it is used like a function: with live_report(.
             wait = max(self._every, (time.monotonic() - began) * (1 / _SHARE - 1))
 
     def _write(self, live: float) -> None:
-        """Write the live page if there is something to show; store the first error, which is raised at the end."""
+        """Write the live page if there is something to show; store the first error, to raise it at the end."""
         layers = dict(self._recording)
         try:
             if layers:

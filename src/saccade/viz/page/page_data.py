@@ -17,13 +17,13 @@ from saccade.viz.page.layers import Head, Map, Source
 from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
 
 _BINS = 128  # maximum number of cells on each side of a head's small map
-_FINE = 1024  # maximum number of cells on each side of the large map
-_MOST, _FEWEST = 64, 8  # largest and smallest number of strongest weights per token
+_FINE_BINS = 1024  # maximum number of cells on each side of the large map
+_MAX_STRONGEST, _MIN_STRONGEST = 64, 8  # largest and smallest number of strongest weights per token
 _SINKS = 8  # maximum number of keys of a layer that the page can hide
 _SINK_SHARE, _SINK_TIMES = 0.05, 4.0
-_A_WEIGHT = 5.6  # bytes of a weight and its index, after compression and base64
-_FINER = 1.2  # upper bound for the bytes of a large map's cell, relative to a small map's
-_TELLING = ("position_information", "previous_mass", "induction_mass", "first_mass", "distance", "effective_tokens")
+_BYTES_PER_WEIGHT = 5.6  # bytes of a weight and its index, after compression and base64
+_CELL_FACTOR = 1.2  # upper bound for the bytes of a large map's cell, relative to a small map's
+_RANKED_BY = ("position_information", "previous_mass", "induction_mass", "first_mass", "distance", "effective_tokens")
 
 
 class Side(NamedTuple):
@@ -61,10 +61,10 @@ def checked_labels(
         if item >= layer.shape[0]:
             raise value_error("batch", f"be from 0 to {layer.shape[0] - 1} in layer {name}", item)
     counts = [layer.shape[1] for layer in layers.values()]
-    for place, head in heads or ():
-        if not (0 <= place < len(counts) and 0 <= head < counts[place]):
+    for number, head in heads or ():
+        if not (0 <= number < len(counts) and 0 <= head < counts[number]):
             rule = f"be (layer, head) of {len(counts)} layers, of {sorted(set(counts))} heads"
-            raise value_error("heads", rule, (place, head))
+            raise value_error("heads", rule, (number, head))
     return {name: labels_of(tokens, name, *layer.shape[2:]) for name, layer in layers.items()}
 
 
@@ -92,30 +92,30 @@ def read_side(
     texts: dict[tuple[str, ...], int] = {}
     index: dict[str, Any] = {"name": visible(name), "measures": _describe_measures(read), "layers": []}
     parts: dict[str, str] = {}
-    for place, own in enumerate(read):
-        index["layers"].append(_describe_layer(own, texts))
-        if own.map is not None:
-            tops, signed = largest_weights(own.map.cells), own.source.is_signed
-            both = (own.map.cells, own.map.beside)
-            parts[f"maps-{place}"] = packed(
+    for number, layer in enumerate(read):
+        index["layers"].append(_describe_layer(layer, texts))
+        if layer.map is not None:
+            tops, signed = largest_weights(layer.map.cells), layer.source.is_signed
+            both = (layer.map.cells, layer.map.beside)
+            parts[f"maps-{number}"] = packed(
                 b"".join(
                     levels(cells[head], top, is_signed=signed).tobytes()
                     for cells in both
                     for head, top in enumerate(tops)
                 )
             )
-            index["layers"][place] |= {"cells": own.map.cells.shape[1:], "tops": tops, "sinkColumns": own.columns}
+            index["layers"][number] |= {"cells": layer.map.cells.shape[1:], "tops": tops, "sinkColumns": layer.columns}
     index["texts"] = [shown_tokens(text) for text in texts]
     left = size - sum(map(len, [packed(as_json(index)), *parts.values()]))
-    cells = [_cell_bytes(layer, parts.get(f"maps-{place}", "")) for place, layer in enumerate(read)]
+    cells = [_cell_bytes(layer, parts.get(f"maps-{number}", "")) for number, layer in enumerate(read)]
     order, k, is_sure = _choose_details(read, cells, heads, left)
-    for place, head in order:
-        described, part = _head_details(read[place], item, head, k)
+    for number, head in order:
+        described, part = _head_details(read[number], item, head, k)
         left -= len(part)
         if left < 0 and not is_sure:
             break
-        index["layers"][place]["close"][head] = described
-        parts[f"head-{place}-{head}"] = part
+        index["layers"][number]["close"][head] = described
+        parts[f"head-{number}-{head}"] = part
     index["start"] = next(iter(heads or _most_informative(read)))
     return Side(index, parts)
 
@@ -165,7 +165,7 @@ def _describe_measures(layers: Sequence[_Layer]) -> list[dict[str, str]]:
     for layer in layers:
         for measure in layer.measures:
             measures.setdefault(measure.name, measure)
-    return [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in measures.values()]
+    return [{"name": measure.name, "unit": measure.unit, "meaning": measure.meaning} for measure in measures.values()]
 
 
 def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
@@ -183,8 +183,8 @@ def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[st
         "first": kv_len - q_len if layer.labels.is_one_text else 0,
         "signed": layer.source.is_signed,
         "how": "max" if layer.map is None else layer.map.how,
-        "values": {one.name: one.values[0].tolist() for one in layer.measures},
-        "uniform": {one.name: one.uniform[0].tolist() for one in layer.measures},
+        "values": {measure.name: measure.values[0].tolist() for measure in layer.measures},
+        "uniform": {measure.name: measure.uniform[0].tolist() for measure in layer.measures},
         "sinks": layer.sinks,
         "close": {},
     }
@@ -201,28 +201,28 @@ def _choose_details(
     Return three values: the heads as (layer, head), the number of weights per token, and whether all of these heads are
     shown regardless of the size.
     """
-    every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
+    every = [(number, head) for number, layer in enumerate(layers) for head in range(layer.source.shape[1])]
     chosen = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
     longest = max(layer.source.shape[3] for layer in layers)
-    for k in (longest, _MOST, 32, 16, _FEWEST):
-        if k <= longest and sum(_detail_bytes(layers[place], cells[place], k) for place, _ in chosen) <= left:
+    for k in (longest, _MAX_STRONGEST, 32, 16, _MIN_STRONGEST):
+        if k <= longest and sum(_detail_bytes(layers[number], cells[number], k) for number, _ in chosen) <= left:
             return chosen, k, True
-    return (_most_informative(layers) if heads is None else chosen), min(_FEWEST, longest), heads is not None
+    return (_most_informative(layers) if heads is None else chosen), min(_MIN_STRONGEST, longest), heads is not None
 
 
 def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
     """Yield all heads on a page, most informative first: the best by each statistic, then the second best, etc."""
     orders = []
-    for name in _TELLING:
+    for name in _RANKED_BY:
         values = {
-            (place, head): value
-            for place, layer in enumerate(layers)
+            (number, head): value
+            for number, layer in enumerate(layers)
             for measure in layer.measures
             if measure.name == name
             for head, value in enumerate(measure.values[0].tolist())
         }
         orders.append(sorted(values, key=lambda head: -np.nan_to_num(values[head], nan=-np.inf)))
-    every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
+    every = [(number, head) for number, layer in enumerate(layers) for head in range(layer.source.shape[1])]
     heads = (order[rank] for rank in range(len(every)) for order in [*orders, every] if rank < len(order))
     yield from dict.fromkeys(heads)
 
@@ -230,7 +230,7 @@ def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
 def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
     """Return the details of one head for a page as two values: a description, and the compressed data."""
     _, _, q_len, kv_len = layer.source.shape
-    bins = min(_FINE, max(q_len, kv_len))
+    bins = min(_FINE_BINS, max(q_len, kv_len))
     columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})
     k = min(k, kv_len)
     details: Head = layer.source.head(item, head, bins, _keys_without_sinks(columns, layer.sinks, kv_len, bins), k)
@@ -249,8 +249,8 @@ def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str
         described |= {"k": strong.weights.shape[-1], "back": strong.received.shape[-1], "top": top}
         # Recorded results may lack weights below 0 and count them as missing.
         described["whole"] = kv_len <= described["k"] == described["back"]
-        for weights, names in ((strong.weights, strong.keys), (strong.received, strong.queries)):
-            pieces += [halves(weights[0, 0].cpu().numpy(), top), _encode_indices(names[0, 0])]
+        for weights, indices in ((strong.weights, strong.keys), (strong.received, strong.queries)):
+            pieces += [halves(weights[0, 0].cpu().numpy(), top), _encode_indices(indices[0, 0])]
     if layer.received is not None:
         received = layer.received[head].float().cpu().numpy()
         described["mostReceived"] = float(np.abs(np.nan_to_num(received)).max())
@@ -271,10 +271,10 @@ def _cell_bytes(layer: _Layer, maps: str) -> float:
 
     If there are no small maps, return 0.
     """
-    return 0.0 if layer.map is None else _FINER * len(maps) / layer.map.cells.size
+    return 0.0 if layer.map is None else _CELL_FACTOR * len(maps) / layer.map.cells.size
 
 
 def _detail_bytes(layer: _Layer, cell: float, k: int) -> int:
     _, _, q_len, kv_len = layer.source.shape
-    fine = 0 if max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) * cell
-    return int(fine + _A_WEIGHT * (q_len + kv_len) * min(k, kv_len) + 2.5 * kv_len)
+    fine = 0 if max(q_len, kv_len) <= _BINS else min(_FINE_BINS, q_len) * min(_FINE_BINS, kv_len) * cell
+    return int(fine + _BYTES_PER_WEIGHT * (q_len + kv_len) * min(k, kv_len) + 2.5 * kv_len)

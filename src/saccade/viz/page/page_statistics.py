@@ -1,4 +1,4 @@
-"""Statistics used only by pages: the strongest weights of each query and key, and maps without some keys."""
+"""Statistics used only by pages: the strongest weights of each query and key, and maps without sinks."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class StrongestPairs(Statistic[Strong, Strong]):
     def add(self, state: Strong, block: Block) -> Strong:
         finite = block.weights.nan_to_num(0.0)  # NaN is never among the strongest
         sizes = finite.abs()
-        places = sizes.topk(min(self.k, sizes.shape[-1]), -1).indices
-        where = (block.batch, block.heads, as_slice(block.rows), slice(0, places.shape[-1]))
-        weights = finite.gather(-1, places)
+        strongest = sizes.topk(min(self.k, sizes.shape[-1]), -1).indices
+        where = (block.batch, block.heads, as_slice(block.rows), slice(0, strongest.shape[-1]))
+        weights = finite.gather(-1, strongest)
         state.weights[where] = weights
-        state.keys[where] = block.keys[places].where(weights != 0, -1)
-        places = sizes.topk(min(self.k, sizes.shape[-2]), -2).indices
-        new = finite.gather(-2, places).mT, block.queries[places].mT
+        state.keys[where] = block.keys[strongest].where(weights != 0, -1)
+        strongest = sizes.topk(min(self.k, sizes.shape[-2]), -2).indices
+        new = finite.gather(-2, strongest).mT, block.queries[strongest].mT
         index = (block.batch, block.heads, block.keys)
         state.received[index], state.queries[index] = _larger(
             (state.received[index], state.queries[index]), new, self.k
@@ -79,10 +79,10 @@ class _Cells(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Without(Statistic[_Cells, Tensor]):
-    """A statistic that pools selected columns of a map without some keys, ``[batch, heads, rows, columns]``.
+class PooledColumns(Statistic[_Cells, Tensor]):
+    """A statistic that pools selected columns of a map, leaving out some keys, ``[batch, heads, rows, columns]``.
 
-    If a key that receives most of the attention shares a cell with other keys, this statistic shows the other keys.
+    A cell that contains an attention sink then shows the weights of its other keys.
 
     Args:
         bins: maximum number of cells on each side, as in `saccade.statistics.Pooled`.
@@ -100,13 +100,13 @@ class Without(Statistic[_Cells, Tensor]):
 
     def add(self, state: _Cells, block: Block) -> _Cells:
         cells, row = state.cells[block.batch, block.heads], state.row[as_slice(block.rows)]
-        for place, keys in enumerate(self.columns):
+        for column, keys in enumerate(self.columns):
             indices = torch.tensor(keys, dtype=torch.int64, device=row.device).expand(len(block.rows), -1)
             if len(keys):
                 weights = block.at_keys(indices)
                 strongest = weights.gather(-1, weights.abs().argmax(-1, keepdim=True))[..., 0]
                 new = _strongest_of(strongest, row, cells.shape[2])
-                cells[..., place] = torch.where(new.abs() > cells[..., place].abs(), new, cells[..., place])
+                cells[..., column] = torch.where(new.abs() > cells[..., column].abs(), new, cells[..., column])
         return state
 
     def merge(self, state: _Cells, other: _Cells) -> _Cells:
@@ -118,10 +118,10 @@ class Without(Statistic[_Cells, Tensor]):
 
 def _larger(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
     """Merge two lists of strongest weights and their indices; keep only the k weights farthest from 0."""
-    weights, names = (torch.cat(pair, -1) for pair in zip(one, other, strict=True))
+    weights, indices = (torch.cat(pair, -1) for pair in zip(one, other, strict=True))
     best = weights.abs().topk(k, -1).indices
     weights = weights.gather(-1, best)
-    return weights, names.gather(-1, best).where(weights != 0, -1)
+    return weights, indices.gather(-1, best).where(weights != 0, -1)
 
 
 def _strongest_of(values: Tensor, row: Tensor, rows: int) -> Tensor:
@@ -132,7 +132,7 @@ def _strongest_of(values: Tensor, row: Tensor, rows: int) -> Tensor:
         row: the map row of each query, ``[q_len]``.
         rows: number of rows in the map.
     """
-    place, start = row.expand(values.shape), values.new_zeros(*values.shape[:-1], rows)
-    most = start.scatter_reduce(-1, place, values, "amax")
-    least = start.scatter_reduce(-1, place, values, "amin")
+    index, start = row.expand(values.shape), values.new_zeros(*values.shape[:-1], rows)
+    most = start.scatter_reduce(-1, index, values, "amax")
+    least = start.scatter_reduce(-1, index, values, "amin")
     return torch.where(-least > most, least, most)

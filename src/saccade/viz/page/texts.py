@@ -66,7 +66,7 @@ def shown_tokens(text: Sequence[str]) -> dict[str, object]:
     """Return a dict with the tokens as a page displays them, and the indices of the special tokens."""
     return {
         "tokens": [legible(token) for token in spelled(text)],
-        "special": [place for place, token in enumerate(text) if is_special(token)],
+        "special": [index for index, token in enumerate(text) if is_special(token)],
     }
 
 

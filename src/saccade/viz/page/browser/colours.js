@@ -1,4 +1,4 @@
-// Colours that fall evenly in lightness, so that they read without hue too.
+// Colour scales with evenly decreasing lightness, so that they are readable without hue.
 
 const MAGMA = ["#fcfdbf", "#fecd90", "#fe9f6d", "#f7705c", "#de4968", "#b73779", "#8c2981", "#641a80", "#3b0f70", "#150e37"];
 const BLUES = ["#dff1ec", "#bfe5c6", "#8dd3be", "#58b7cd", "#2f8dbe", "#1464a5", "#084081"];
@@ -22,7 +22,7 @@ const SCALES = {
   },
 };
 
-/** A colour of a scale: t from 0, nothing, to 1, the most; below 0 where weights have both signs. */
+/** Return the colour at t on the scale: 0 for no weight, 1 for the largest; below 0 for negative weights. */
 export function colourOf(t, theme) {
   if (t === null || Number.isNaN(t)) return SCALES[theme].hidden;
   return t < 0 ? between(SCALES[theme].down, -t) : between(SCALES[theme].up, t);
@@ -32,12 +32,12 @@ export function css(colour) {
   return `rgb(${colour.map(Math.round).join(" ")})`;
 }
 
-/** Black or white, whichever reads better on a colour. */
+/** Return black or white, whichever has more contrast with a colour. */
 export function inkOn([red, green, blue]) {
   return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#16161a" : "#ffffff";
 }
 
-/** How far along its scale a weight stands: 1 is the largest, 0 is nothing; logarithmic over four decades. */
+/** Return a weight's position on the colour scale, from 0 to 1, negated for negative weights; log scales cover four decades. */
 export function shareOf(weight, top, isLog) {
   if (Number.isNaN(weight)) return NaN;
   const size = top > 0 ? Math.min(Math.abs(weight) / top, 1) : 0;
@@ -45,9 +45,9 @@ export function shareOf(weight, top, isLog) {
   return weight < 0 ? -t : t || 0;
 }
 
-/** The colour of each level, four bytes each as a canvas wants them. */
+/** Return the colour of each level, in the four-byte format of a canvas. */
 export function palette(weights, top, isLog, theme) {
-  const found = new Uint8ClampedArray(1024);
-  weights.forEach((weight, level) => found.set([...colourOf(shareOf(weight, top, isLog), theme).map(Math.round), 255], 4 * level));
-  return new Uint32Array(found.buffer);
+  const bytes = new Uint8ClampedArray(1024);
+  weights.forEach((weight, level) => bytes.set([...colourOf(shareOf(weight, top, isLog), theme).map(Math.round), 255], 4 * level));
+  return new Uint32Array(bytes.buffer);
 }

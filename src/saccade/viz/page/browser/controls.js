@@ -1,11 +1,11 @@
-// What there is to choose, above the heads and above the map.
+// The controls at the top of the page, above the heads and above the map, and the help.
 
 import { button, choice, make } from "./dom.js";
 import { kindsOf } from "./heads.js";
 import { saveJson, savePng, saveSvg } from "./saving.js";
 import { nameOf, say } from "./words.js";
 
-/** Above the heads: by which measure they are coloured, in which order they stand. */
+/** Draw the controls above the heads: the measure that colours them, their order, and a search by kind. */
 export function drawHeadControls(page, element) {
   const { state, language } = page, { now } = state, word = (name) => say(language, name);
   const measures = page.side.measures.map(({ name }) => [name, nameOf(language, name)]);
@@ -27,7 +27,7 @@ export function drawHeadControls(page, element) {
   );
 }
 
-/** Above the map: how it is coloured, how near it is, and as what it is saved. */
+/** Draw the controls above the map: colour scale, sinks, zoom and file formats. */
 export function drawMapControls(page, element) {
   const { state, language, mapView } = page, { now } = state, word = (name) => say(language, name);
   const saved = { png: savePng, svg: saveSvg, json: saveJson };
@@ -44,7 +44,7 @@ export function drawMapControls(page, element) {
   );
 }
 
-/** At the top: which recording, the text that is looked for, the language, the theme, the keys. */
+/** Draw the controls at the top: recording, text search, language, theme and help. */
 export function drawTop(page) {
   const { state, language, parts } = page, { now } = state, word = (name) => say(language, name);
   const sides = page.sides.map((side, place) => [String(place), side.name]);
@@ -60,7 +60,7 @@ export function drawTop(page) {
   for (const [name, element] of Object.entries({ heads: parts.headsTitle, text: parts.textTitle, weights: parts.weightsTitle })) element.textContent = word(name);
 }
 
-/** What each key does. */
+/** Draw the list of keyboard shortcuts. */
 export function drawHelp(page, element) {
   const rows = say(page.language, "keys").map(([key, what]) => make("tr", {}, make("th", { textContent: key, scope: "row" }), make("td", { textContent: what })));
   element.replaceChildren(make("h2", { textContent: say(page.language, "help") }), make("table", {}, ...rows), button(say(page.language, "close"), () => page.closeHelp()));

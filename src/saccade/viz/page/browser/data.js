@@ -1,4 +1,4 @@
-// What is shown, as it was packed: deflated, in base64, opened when it is first asked for.
+// The page's packed data (compressed, in base64), which is unpacked on first use.
 
 /** @param {string} text base64 of a zlib stream @returns {Promise<Uint8Array>} */
 async function inflate(text) {
@@ -9,7 +9,7 @@ async function inflate(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** float16 numbers as float32, times a factor. @param {Uint8Array} bytes @param {number} top */
+/** Convert float16 numbers to float32, times a factor. @param {Uint8Array} bytes @param {number} top */
 function halvesOf(bytes, top) {
   const halves = new Uint16Array(bytes.buffer);
   const numbers = new Float32Array(halves.length);
@@ -21,7 +21,7 @@ function halvesOf(bytes, top) {
   return numbers;
 }
 
-/** Reads an array of bytes from its beginning on. */
+/** Reads values one after the other from an array of bytes. */
 class Reader {
   /** @param {Uint8Array} bytes */
   constructor(bytes) {
@@ -31,7 +31,7 @@ class Reader {
 
   take(count) {
     this.at += count;
-    return this.bytes.slice(this.at - count, this.at); // a copy, which begins where numbers may begin
+    return this.bytes.slice(this.at - count, this.at); // a copy, so that typed arrays are aligned
   }
 
   levels(rows, columns) {
@@ -42,17 +42,17 @@ class Reader {
     return halvesOf(this.take(2 * count), top);
   }
 
-  /** Indices; -1 for none. */
+  /** Read indices; -1 marks a missing weight. */
   indices(count) {
     return Int32Array.from(new Uint32Array(this.take(4 * count).buffer), (one) => one - 1);
   }
 }
 
-/** One recording: its texts, its layers, and bytes that are opened when they are asked for. */
+/** One recording: its texts, its layers, and data that is unpacked on first use. */
 export class Side {
   /**
-   * @param {object} index what is known of texts, layers and heads
-   * @param {(name: string) => string} part the packed bytes of a name
+   * @param {object} index descriptions of texts, layers and heads
+   * @param {(name: string) => string} part returns packed data by name
    */
   constructor(index, part) {
     Object.assign(this, index);
@@ -65,52 +65,52 @@ export class Side {
     return this.opened.get(name);
   }
 
-  /** A head's small map; null if none was kept. */
+  /** Return a head's small map, or null if none was recorded. */
   async small(layer, head) {
-    const told = this.layers[layer];
-    if (!told.cells) return null;
-    const [rows, columns] = told.cells, beside = told.sinkColumns.length;
+    const described = this.layers[layer];
+    if (!described.cells) return null;
+    const [rows, columns] = described.cells, beside = described.sinkColumns.length;
     const bytes = await this.open(`maps-${layer}`);
     const start = head * rows * columns;
-    const rest = told.heads * rows * columns + head * rows * beside;
+    const rest = described.heads * rows * columns + head * rows * beside;
     return {
-      rows, columns, top: told.tops[head], signed: told.signed,
+      rows, columns, top: described.tops[head], signed: described.signed,
       levels: bytes.subarray(start, start + rows * columns),
-      sinkColumns: told.sinkColumns,
+      sinkColumns: described.sinkColumns,
       beside: bytes.subarray(rest, rest + rows * beside),
     };
   }
 
-  /** A head closely: a large map, strongest weights both ways, what keys receive; null if it is not here. */
+  /** Return a head's details (large map, strongest weights, attention received by keys), or null if the page has none. */
   async closely(layer, head) {
-    const told = this.layers[layer], close = told.close[head];
+    const described = this.layers[layer], close = described.close[head];
     if (!close) return null;
     const key = `closely ${layer} ${head}`;
-    if (!this.opened.has(key)) this.opened.set(key, this.open(`head-${layer}-${head}`).then((b) => read(told, close, b)));
+    if (!this.opened.has(key)) this.opened.set(key, this.open(`head-${layer}-${head}`).then((b) => read(described, close, b)));
     return this.opened.get(key);
   }
 }
 
-function read(told, close, bytes) {
+function read(described, close, bytes) {
   const from = new Reader(bytes);
   const found = { map: null, rows: null, columns: null, received: null };
   if (close.cells) {
     const [rows, columns] = close.cells;
     const levels = from.levels(rows, columns);
     const beside = from.levels(rows, close.sinkColumns.length);
-    found.map = { rows, columns, top: close.fineTop, signed: told.signed, levels, beside, sinkColumns: close.sinkColumns };
+    found.map = { rows, columns, top: close.fineTop, signed: described.signed, levels, beside, sinkColumns: close.sinkColumns };
   }
   if (close.k) {
-    const rows = told.queries * close.k, columns = told.keys * close.back;
+    const rows = described.queries * close.k, columns = described.keys * close.back;
     found.rows = { k: close.k, weights: from.halves(rows, close.top), names: from.indices(rows) };
     found.columns = { k: close.back, weights: from.halves(columns, close.top), names: from.indices(columns) };
   }
-  if (close.mostReceived !== undefined) found.received = from.halves(told.keys, close.mostReceived);
+  if (close.mostReceived !== undefined) found.received = from.halves(described.keys, close.mostReceived);
   found.isWhole = Boolean(close.whole);
   return found;
 }
 
-/** Opens a page's data: its index and its sides. @param {(name: string) => string} part */
+/** Open a page's data: its index and its recordings. @param {(name: string) => string} part */
 export async function openData(part) {
   const index = JSON.parse(new TextDecoder().decode(await inflate(part("index"))));
   index.sides = index.sides.map((side, place) => new Side(side, (name) => part(`${place}-${name}`)));

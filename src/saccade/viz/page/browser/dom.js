@@ -1,8 +1,8 @@
-// Elements of the page. Text is set as text: nothing from outside is ever read as markup.
+// HTML elements. All text is set with textContent, so that data is never parsed as markup.
 
 /**
  * @param {string} tag
- * @param {object} [given] properties; `on` are listeners, `data` and `aria` are attributes
+ * @param {object} [given] properties; `on` contains listeners, `data` and `aria` contain attributes
  * @param {...(Node|string)} children
  */
 export function make(tag, given = {}, ...children) {
@@ -15,7 +15,7 @@ export function make(tag, given = {}, ...children) {
   return element;
 }
 
-/** A list to choose from. @param {[string, string][]} options values and what they are called */
+/** Create a drop-down list. @param {[string, string][]} options values and their labels */
 export function choice(label, options, value, onChange) {
   const list = make("select", { on: { change: () => onChange(list.value) } });
   list.append(...options.map(([own, said]) => make("option", { value: own, textContent: said })));

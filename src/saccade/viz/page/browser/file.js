@@ -1,4 +1,4 @@
-// The page as a file of its own: data in its elements, and a run that goes on reads it anew.
+// The page as a standalone file with embedded data; a live page reloads itself.
 
 import { button } from "./dom.js";
 import { start } from "./page.js";
@@ -9,8 +9,8 @@ async function open() {
   try {
     const page = await start(root, (name) => document.querySelector(`script[data-part="${name}"]`).textContent, true);
     await page.ready;
-    if (page.given.live) readAnew(page);
-    window.saccade = Object.assign(page, { words: WORDS }); // for those who open the console
+    if (page.given.live) keepReloading(page);
+    window.saccade = Object.assign(page, { words: WORDS }); // for use in the browser's console
     document.body.dataset.ready = "true";
   } catch (error) {
     root.textContent = `This page could not be read: ${error.message}`;
@@ -18,8 +18,8 @@ async function open() {
   }
 }
 
-/** While a run goes on, read the file again and again, unless somebody says not to. */
-function readAnew(page) {
+/** Reload the page regularly while the recording is running, unless the reader pauses it. */
+function keepReloading(page) {
   const { live } = page.given, { parts, language } = page;
   const later = () => window.setTimeout(() => window.location.reload(), 1000 * live);
   let timer = later();

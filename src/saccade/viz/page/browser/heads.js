@@ -1,4 +1,4 @@
-// All heads: a table of layers × heads, or a list in the order of a measure.
+// All heads, as a table of layers × heads or as a list sorted by a measure.
 
 import { colourOf, css, inkOn, palette } from "./colours.js";
 import { make } from "./dom.js";
@@ -7,13 +7,13 @@ import { meaningOf, nameOf, number, say } from "./words.js";
 
 const KINDS = { sink: "first_mass", previous: "previous_mass", induction: "induction_mass", broad: "relative_entropy" };
 
-/** Which kinds of heads can be found, as measures by names. */
+/** Return the kinds of heads that can be searched for, each with the measure that ranks it. */
 export function kindsOf(side) {
   const known = new Set(side.measures.map((one) => one.name));
   return Object.fromEntries(Object.entries(KINDS).filter(([, measure]) => known.has(measure)));
 }
 
-/** Numbers of every head, one list a layer: of a measure, or of the second side minus the first. */
+/** Return a measure of every head, as one list per layer; for a comparison, the second recording minus the first. */
 export function valuesOf(page, by) {
   if (by === "likeness") return page.likeness ?? [];
   const of = (side) => side.layers.map((layer) => layer.values[by] ?? Array(layer.heads).fill(null));
@@ -25,12 +25,12 @@ export function valuesOf(page, by) {
   }));
 }
 
-/** How much each head's map is like the chosen one's. */
+/** Return the similarity of each head's map to the selected head's map. */
 export async function likenesses(side, layer, head) {
   const own = await side.small(layer, head), found = [];
-  for (const [place, told] of side.layers.entries()) {
+  for (const [place, described] of side.layers.entries()) {
     found.push([]);
-    for (let other = 0; other < told.heads; other++) found[place].push(likeness(own, await side.small(place, other)));
+    for (let other = 0; other < described.heads; other++) found[place].push(likeness(own, await side.small(place, other)));
   }
   return found;
 }
@@ -52,7 +52,7 @@ export class Heads {
       return most > least ? (value - least) / (most - least) : 0;
     };
     const tile = (layer, head) => this.tile(layer, head, values[layer]?.[head] ?? null, share(values[layer]?.[head] ?? null));
-    // As large as there is room for beside one another; maps of many heads scroll rather than vanish.
+    // Make tiles as large as fits in a row; if there are many heads, scroll instead of shrinking their maps further.
     const widest = Math.max(...page.side.layers.map((layer) => layer.heads)), room = (this.element.clientWidth - 44) / widest - 4;
     const [smallest, largest] = now.tiles === "maps" ? [16, 44] : [12, 20];
     this.element.style.setProperty("--tile", `${Math.min(largest, Math.max(smallest, Math.floor(room)))}px`);
@@ -101,7 +101,7 @@ export class Heads {
     return tile;
   }
 
-  /** Frame the chosen head. */
+  /** Frame the selected head. */
   mark(withFocus = false) {
     const { layer, head } = this.page.state.now;
     for (const tile of this.tiles) {
@@ -112,7 +112,7 @@ export class Heads {
     }
   }
 
-  /** What the ends of the colours stand for, and what the measure means. */
+  /** Draw the colour scale with the numbers at its ends, and the meaning of the measure. */
   scale(least, most, count) {
     const { page } = this, { by } = page.state.now;
     const measure = page.side.measures.find((one) => one.name === by);
@@ -124,22 +124,22 @@ export class Heads {
     page.parts.scale.replaceChildren(count ? number(low) : "", count ? bar : "", count ? number(high) : "–", make("small", { textContent: meaning }));
   }
 
-  /** Small maps on the tiles, as many as are seen. */
+  /** Draw the small maps on the tiles. */
   async drawMaps() {
     const { page } = this, turn = (this.turn = {}), { now } = page.state;
     for (const tile of this.tiles) {
-      const layer = Number(tile.dataset.layer), head = Number(tile.dataset.head), told = page.side.layers[layer];
+      const layer = Number(tile.dataset.layer), head = Number(tile.dataset.head), described = page.side.layers[layer];
       let map = await page.side.small(layer, head);
       if (this.turn !== turn || page.state.now.tiles !== "maps") return;
       if (!map) continue;
-      if (now.sinks === "hidden") map = withoutSinks(map, told.sinks, told.keys);
+      if (now.sinks === "hidden") map = withoutSinks(map, described.sinks, described.keys);
       tile.replaceChildren(thumbnail(map, now.scale === "log", page.theme));
       tile.classList.add("map");
     }
   }
 }
 
-/** A picture of a map, a pixel for each cell. */
+/** Return a canvas with one pixel for each cell of a map. */
 export function thumbnail(map, isLog, theme) {
   const canvas = make("canvas", { width: map.columns, height: map.rows });
   const weights = weightsOf(map.top, map.signed), image = new ImageData(map.columns, map.rows);

@@ -1,6 +1,6 @@
-// The keyboard: what each key does, wherever on the page it is pressed.
+// Keyboard shortcuts of the page.
 
-/** @returns {boolean} whether the key did something */
+/** Handle a key press. @returns {boolean} whether the page has reacted to it */
 export function pressed(page, event) {
   const { state, mapView } = page, { now } = state, target = event.composedPath()[0];
   if (event.ctrlKey || event.metaKey || event.altKey) return false;

@@ -1,8 +1,8 @@
-// Maps of bytes: level 0 is hidden, the others are weights on a logarithmic scale of six decades.
+// Maps with one byte per cell: level 0 is masked, the others are weights on a logarithmic scale of six decades.
 
 export const DECADES = 6;
 
-/** The weight of each level; NaN of what is hidden. */
+/** Return the weight of each level; NaN for masked cells. */
 export function weightsOf(top, signed) {
   const steps = signed ? 126 : 253;
   const size = (level) => (level <= 0 ? 0 : top * 10 ** (DECADES * ((level - 1) / steps - 1)));
@@ -13,7 +13,7 @@ export function weightsOf(top, signed) {
   });
 }
 
-/** The level of a weight, as it was packed. */
+/** Return the level of a weight, with the encoding of the packed maps. */
 export function levelOf(weight, top, signed) {
   const steps = signed ? 126 : 253;
   if (Number.isNaN(weight)) return 0;
@@ -22,7 +22,7 @@ export function levelOf(weight, top, signed) {
   return signed ? 128 + (weight < 0 ? -level : level) : 1 + level;
 }
 
-/** A map with the columns of sinks taken from beside; the same map if there are none. */
+/** Return a map with the columns of sinks replaced by columns pooled without them; without sinks, the map itself. */
 export function withoutSinks(map, sinks, keys) {
   if (!sinks.length) return map;
   const levels = map.levels.slice(), isExact = map.columns >= keys;
@@ -35,7 +35,7 @@ export function withoutSinks(map, sinks, keys) {
   return { ...map, levels };
 }
 
-/** The map, and the same with half as many cells on each side, and so on: of four, the farthest from nothing. */
+/** Return a map and its pooled versions, each half as large; a cell gets the value farthest from 0 of its four. */
 export function pyramid(map) {
   const found = [map];
   while (found.at(-1).rows > 64 || found.at(-1).columns > 64) found.push(halved(found.at(-1)));
@@ -59,7 +59,7 @@ function farther(one, other, signed) {
   return one !== 0 && (other === 0 || Math.abs(one - 128) > Math.abs(other - 128));
 }
 
-/** The second map minus the first, cell by cell; null if their cells are not alike. */
+/** Return the second map minus the first, cell by cell, or null if their shapes differ. */
 export function difference(first, second) {
   if (!first || !second || first.rows !== second.rows || first.columns !== second.columns) return null;
   const one = weightsOf(first.top, first.signed), other = weightsOf(second.top, second.signed);
@@ -69,7 +69,7 @@ export function difference(first, second) {
   return { rows: first.rows, columns: first.columns, top, signed: true, levels, sinkColumns: [], beside: new Uint8Array(0) };
 }
 
-/** The same of single weights, where all of both heads are known; what neither sees is hidden. */
+/** Return the difference of single weights, if all of both heads are known; pairs masked in both are hidden. */
 export function exactDifference(closes, maps, { queries, keys }) {
   const values = new Float64Array(queries * keys);
   closes.forEach(({ rows: { k, names, weights } }, place) => {
@@ -83,7 +83,7 @@ export function exactDifference(closes, maps, { queries, keys }) {
   return { rows: queries, columns: keys, top, signed: true, levels, sinkColumns: [], beside: new Uint8Array(0) };
 }
 
-/** How alike two maps are, from 0 to 1: the cosine of the roots of their weights. */
+/** Return the cosine similarity of the square roots of two maps' weights; it is below 0 only if some weights are. */
 export function likeness(one, other) {
   if (!one || !other || one.levels.length !== other.levels.length) return null;
   const roots = [one, other].map((map) => weightsOf(map.top, map.signed).map((w) => Math.sign(w) * Math.sqrt(Math.abs(w)) || 0));

@@ -1,4 +1,4 @@
-// One head's map: zoomed and panned through a pyramid of cells, with single weights where they are known.
+// One head's map, with zooming and panning over a pyramid of pooled maps, and single weights where they are known.
 
 import { colourOf, css, palette, shareOf } from "./colours.js";
 import { make } from "./dom.js";
@@ -6,8 +6,8 @@ import { pyramid, weightsOf } from "./levels.js";
 import { say } from "./words.js";
 
 const MARGIN = { left: 84, top: 74, right: 8, bottom: 8 };
-const LABELLED = 11; // pixels of a token from which on it is named
-const SINGLE = 2; // and from which on single weights are drawn
+const LABELLED = 11; // minimum pixels per token for drawing token labels
+const SINGLE = 2; // and for drawing single weights
 const LOOKS = "#2f7fd6", LOOKED_AT = "#d9730d";
 
 export class MapView {
@@ -23,7 +23,7 @@ export class MapView {
     new ResizeObserver(() => this.resize()).observe(element);
   }
 
-  /** Show another map; null for none. */
+  /** Show a map, or a message if it is null. */
   show(map) {
     this.levels = map ? pyramid(map) : [];
     this.images.clear();
@@ -32,15 +32,15 @@ export class MapView {
     this.draw();
   }
 
-  get told() {
+  get layer() {
     return this.page.layer;
   }
 
   get view() {
-    return this.page.state.now.view ?? [0, 0, this.told.keys, this.told.queries];
+    return this.page.state.now.view ?? [0, 0, this.layer.keys, this.layer.queries];
   }
 
-  /** Where the map is on the canvas. */
+  /** The map's rectangle on the canvas. */
   get box() {
     const { clientWidth, clientHeight } = this.canvas;
     return { x: MARGIN.left, y: MARGIN.top, w: clientWidth - MARGIN.left - MARGIN.right, h: clientHeight - MARGIN.top - MARGIN.bottom };
@@ -69,7 +69,7 @@ export class MapView {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
     canvas.setAttribute("aria-label", say(page.language, "mapSays"));
-    const ink = style.color, [x, y, w, h] = this.view, { told } = this;
+    const ink = style.color, [x, y, w, h] = this.view, { layer } = this;
     const pixels = { x: box.w / w, y: box.h / h };
     if (this.levels.length) {
       context.save();
@@ -95,12 +95,12 @@ export class MapView {
   }
 
   paintCells(context, pixels) {
-    const { box, told, page } = this, [x, y, w, h] = this.view, base = this.levels[0];
-    const perKey = base.columns / told.keys, perQuery = base.rows / told.queries; // cells of a token
+    const { box, layer, page } = this, [x, y, w, h] = this.view, base = this.levels[0];
+    const perKey = base.columns / layer.keys, perQuery = base.rows / layer.queries; // cells per token
     const cell = Math.min(pixels.x / perKey, pixels.y / perQuery) * (window.devicePixelRatio || 1);
     const place = Math.min(Math.max(0, Math.ceil(Math.log2(1 / cell))), this.levels.length - 1), size = 2 ** place;
     const single = this.page.reading?.close?.rows;
-    const isSingle = single?.k && !page.isDifference && base.columns < told.keys && Math.min(pixels.x, pixels.y) >= SINGLE;
+    const isSingle = single?.k && !page.isDifference && base.columns < layer.keys && Math.min(pixels.x, pixels.y) >= SINGLE;
     context.imageSmoothingEnabled = false;
     context.globalAlpha = isSingle ? 0.25 : 1;
     context.drawImage(
@@ -110,11 +110,11 @@ export class MapView {
     if (isSingle) this.paintSingle(context, pixels, single);
   }
 
-  /** Each strongest weight that is in view, as a pair of tokens of its own. */
+  /** Paint the strongest weights in view, each at its own pair of tokens. */
   paintSingle(context, pixels, { k, names, weights }) {
-    const { box, page, told } = this, [x, y, w, h] = this.view, { now } = page.state;
-    const hidden = new Set(now.sinks === "hidden" ? told.sinks : []);
-    for (let query = Math.max(0, Math.floor(y)); query < Math.min(told.queries, y + h); query++) {
+    const { box, page, layer } = this, [x, y, w, h] = this.view, { now } = page.state;
+    const hidden = new Set(now.sinks === "hidden" ? layer.sinks : []);
+    for (let query = Math.max(0, Math.floor(y)); query < Math.min(layer.queries, y + h); query++) {
       for (let i = query * k; i < (query + 1) * k; i++) {
         const key = names[i];
         if (key < x - 1 || key > x + w || key < 0 || hidden.has(key)) continue;
@@ -138,7 +138,7 @@ export class MapView {
     return this.images.get(key);
   }
 
-  /** Lines along the chosen query and key, and those pointed at. */
+  /** Frame the row of the selected query and the column of the selected key, or those under the pointer. */
   paintChosen(context, pixels) {
     const { box, page } = this, [x, y] = this.view, { query, key } = page.pointed;
     const line = (at, start, size, isColumn, colour) => {
@@ -152,14 +152,14 @@ export class MapView {
     if (key !== null) line(key, x, pixels.x, true, LOOKED_AT);
   }
 
-  /** Write along both sides. @param {object} pen a context of a canvas, or what does as it does */
+  /** Write the labels of both axes. @param {object} pen a canvas context, or an object with its text methods */
   names(pen) {
-    const [x, y, w, h] = this.view, { box, told, page } = this;
-    this.name(pen, { start: x, count: w, all: told.keys, pixels: box.w / w, tokens: page.keyTokens, isColumn: true });
-    this.name(pen, { start: y, count: h, all: told.queries, pixels: box.h / h, tokens: page.queryTokens, isColumn: false });
+    const [x, y, w, h] = this.view, { box, layer, page } = this;
+    this.name(pen, { start: x, count: w, all: layer.keys, pixels: box.w / w, tokens: page.keyTokens, isColumn: true });
+    this.name(pen, { start: y, count: h, all: layer.queries, pixels: box.h / h, tokens: page.queryTokens, isColumn: false });
   }
 
-  /** Tokens along a side, or their numbers where they are too close to be read. */
+  /** Write the tokens along one axis, or their indices if they are too close together to be readable. */
   name(context, { start, count, all, pixels, tokens, isColumn }) {
     const { box } = this, named = pixels >= LABELLED;
     const step = named ? 1 : niceStep(count / Math.max(1, (isColumn ? box.w : box.h) / 56));
@@ -229,9 +229,9 @@ export class MapView {
   }
 
   pairAt({ x, y }) {
-    const [left, top, w, h] = this.view, { box, told } = this;
+    const [left, top, w, h] = this.view, { box, layer } = this;
     const key = Math.floor(left + (x * w) / box.w), query = Math.floor(top + (y * h) / box.h);
-    const isInside = x >= 0 && y >= 0 && x < box.w && y < box.h && key < told.keys && query < told.queries;
+    const isInside = x >= 0 && y >= 0 && x < box.w && y < box.h && key < layer.keys && query < layer.queries;
     return isInside ? { query, key } : null;
   }
 
@@ -240,23 +240,23 @@ export class MapView {
     page.point(pair);
     tip.hidden = !pair;
     if (!pair) return;
-    tip.textContent = page.tellPair(pair.query, pair.key);
+    tip.textContent = page.describePair(pair.query, pair.key);
     tip.style.left = `${Math.min(at.x + this.box.x + 14, this.canvas.clientWidth - 180)}px`;
     tip.style.top = `${at.y + this.box.y + 16}px`;
   }
 
-  /** Zoom by a factor around a point, from 0 to 1 across the map. */
+  /** Zoom by a factor around a point, given as fractions of the map's width and height. */
   zoom(factor, across = 0.5, down = 0.5) {
-    const [x, y, w, h] = this.view, { keys, queries } = this.told;
+    const [x, y, w, h] = this.view, { keys, queries } = this.layer;
     const closest = Math.max(1, Math.min(w / Math.min(3, keys), h / Math.min(3, queries)));
     const times = Math.min(factor, closest);
     const [width, height] = [w / times, h / times];
     this.look(x + (w - width) * across, y + (h - height) * down, width, height);
   }
 
-  /** Show a part of the map, in tokens; all of it where it would be more. */
+  /** Show a part of the map, in tokens, or the full map if the part would exceed it. */
   look(x, y, w, h) {
-    const { keys, queries } = this.told;
+    const { keys, queries } = this.layer;
     const width = Math.min(w, keys), height = Math.min(h, queries);
     const left = Math.min(Math.max(0, x), keys - width), top = Math.min(Math.max(0, y), queries - height);
     const isWhole = width >= keys && height >= queries;
@@ -268,7 +268,7 @@ export class MapView {
     this.look(x + (across * w) / 8, y + (down * h) / 8, w, h);
   }
 
-  /** Bring a pair into view. */
+  /** Move the view so that a pair is visible. */
   reveal(query, key) {
     const [x, y, w, h] = this.view;
     const left = key === null || (key >= x && key < x + w) ? x : key - w / 2;

@@ -1,4 +1,4 @@
-// The page in a notebook, as a widget: see anywidget.dev.
+// The page as a notebook widget; see anywidget.dev.
 
 import { start } from "./page.js";
 

@@ -1,4 +1,4 @@
-// The page: data, what is looked at, and the views of it.
+// The page: its data, its state and its views.
 
 import { drawHeadControls, drawHelp, drawMapControls, drawTop } from "./controls.js";
 import { openData } from "./data.js";
@@ -17,7 +17,7 @@ const OF_HEADS = ["side", "layer", "head", "by", "order", "tiles", "scale", "sin
 const OF_MAP = ["side", "layer", "head", "sinks"];
 
 export class Page {
-  /** @param {HTMLElement} root where it is drawn @param {object} data its index @param {boolean} inAddress see State */
+  /** @param {HTMLElement} root container of the page @param {object} data its index @param {boolean} inAddress see State */
   constructor(root, data, inAddress) {
     Object.assign(this, { root, sides: data.sides, title: data.title, given: data, transient: null });
     this.state = new State(data.start ?? {}, inAddress);
@@ -35,7 +35,7 @@ export class Page {
     this.ready = this.changed(new Set(Object.keys(this.state.now))).then(() => this.reveal());
   }
 
-  /** What an address says can be of another page. */
+  /** Correct values that do not exist on this page, because the URL may have been made for another page. */
   checkState() {
     const { now } = this.state, last = this.sides.length - 1;
     if (!["0", last ? "1" : "0", last ? "difference" : "0"].includes(now.side)) now.side = "0";
@@ -69,7 +69,7 @@ export class Page {
     return theme || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   }
 
-  /** The tokens that are pointed at, or else those chosen. */
+  /** The query and key under the pointer or, if there are none, the selected ones. */
   get pointed() {
     const { query, key } = this.state.now;
     return this.transient ?? { query, key };
@@ -78,14 +78,14 @@ export class Page {
   queryTokens = (query) => this.side.texts[this.layer.queryText].tokens[query + this.layer.first];
   keyTokens = (key) => this.side.texts[this.layer.keyText].tokens[key];
 
-  /** Which query and key a token of a text is. */
+  /** Return the query and the key that correspond to a token of a text. */
   pairOf(text, token) {
     const { queryText, keyText, first, queries } = this.layer;
     const query = token - first;
     return { query: text === queryText && query >= 0 && query < queries ? query : null, key: text === keyText ? token : null };
   }
 
-  /** Draw anew what has changed. */
+  /** Redraw everything that depends on the changed names. */
   async changed(names) {
     this.checkState();
     const has = (some) => some.some((name) => names.has(name)), { parts, root } = this;
@@ -103,12 +103,12 @@ export class Page {
     if (has(["side", "layer", "language", "find"])) this.showFound();
     if (has(OF_MAP)) await this.read();
     else if (has(["scale", "theme", "language"])) this.mapView.draw();
-    this.tellHead();
+    this.drawMeasures();
     this.light();
     if (!parts.help.hidden) drawHelp(this, parts.help);
   }
 
-  /** Open the head that is chosen. */
+  /** Load and show the selected head. */
   async read() {
     const { layer, head, sinks } = this.state.now, { side } = this;
     const maps = await Promise.all(this.sides.map((own) => this.mapOf(own, layer, head, sinks)));
@@ -128,26 +128,26 @@ export class Page {
   }
 
   async mapOf(side, layer, head, sinks) {
-    const told = side.layers[layer];
-    if (!told || head >= told.heads) return { map: null, small: null, close: null, plain: null };
+    const described = side.layers[layer];
+    if (!described || head >= described.heads) return { map: null, small: null, close: null, plain: null };
     const [small, close] = await Promise.all([side.small(layer, head), side.closely(layer, head)]);
-    const left = sinks === "hidden" ? told.sinks : [];
-    const plain = small && withoutSinks(small, left, told.keys);
-    return { map: close?.map ? withoutSinks(close.map, left, told.keys) : plain, small, close, plain };
+    const left = sinks === "hidden" ? described.sinks : [];
+    const plain = small && withoutSinks(small, left, described.keys);
+    return { map: close?.map ? withoutSinks(close.map, left, described.keys) : plain, small, close, plain };
   }
 
-  tellHead() {
+  drawMeasures() {
     const { parts, layer, language } = this, { now } = this.state;
     parts.name.textContent = this.headName();
     const columns = this.sides.map((side) => [this.sides.length > 1 ? side.name : say(language, "head"), side.layers[now.layer]?.values]);
     if (this.sides.length === 1) columns.push([say(language, "uniform"), layer.uniform]);
-    const told = this.side.measures.map((measure) => {
+    const rows = this.side.measures.map((measure) => {
       const row = make("tr", {}, make("th", { textContent: nameOf(language, measure.name), scope: "row", title: meaningOf(language, measure) }));
       row.append(...columns.map(([, values]) => make("td", { textContent: number(values?.[measure.name]?.[now.head]) })));
       return row;
     });
     const head = make("tr", {}, ...["", ...columns.map(([name]) => name)].map((text) => make("th", { textContent: text, scope: "col" })));
-    parts.measures.replaceChildren(make("thead", {}, head), make("tbody", {}, ...told));
+    parts.measures.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
   }
 
   headName() {
@@ -155,19 +155,19 @@ export class Page {
     return `${say(language, "layer")} ${now.layer} (${layer.name}), ${say(language, "head")} ${now.head}${side}: ${layer.queries} × ${layer.keys} ${say(language, "tokens")}`;
   }
 
-  /** Readings of the recording that is shown, or of both where they are compared and of one shape. */
+  /** Readings of the selected recording, or of both in a comparison if their layers have the same shape. */
   get shownReadings() {
     const { layer } = this, all = this.isDifference ? this.readings : [this.reading];
     return all.filter((own) => own?.layer?.queries === layer.queries && own.layer.keys === layer.keys);
   }
 
-  /** What there is to say of one weight. */
-  tellPair(query, key) {
-    const weights = this.shownReadings.map((reading) => reading.told(query, key, this.language));
+  /** Describe one weight in words. */
+  describePair(query, key) {
+    const weights = this.shownReadings.map((reading) => reading.describe(query, key, this.language));
     return `${query + this.layer.first} “${this.queryTokens(query)}” → ${key} “${this.keyTokens(key)}”: ${weights.join(" | ")}`;
   }
 
-  /** Point at a query and a key, until something else is pointed at. */
+  /** Highlight a query and a key while the pointer is over them. */
   point(pair) {
     this.transient = pair;
     this.light();
@@ -185,14 +185,14 @@ export class Page {
     this.choose(layer.keyText, Math.min(Math.max(0, at + by), count - 1));
   }
 
-  /** Bring the chosen token to where it is seen. */
+  /** Scroll the selected token into view. */
   reveal() {
     const { query, key } = this.state.now, { layer, textView } = this;
     if (query !== null) textView.reveal(layer.queryText, query + layer.first);
     else if (key !== null) textView.reveal(layer.keyText, key);
   }
 
-  /** Choose a token, and bring it into view. */
+  /** Select a token, and scroll it into view. */
   choose(text, token) {
     const pair = this.pairOf(text, token);
     this.state.set(pair);
@@ -213,7 +213,7 @@ export class Page {
     this.parts.found.textContent = `${this.foundAt + 1} ${say(this.language, "of")} ${this.found.length}`;
   }
 
-  /** Find out how much each head is like the one that is shown. */
+  /** Compute the similarity of each head to the selected head. */
   async compareHeads() {
     const { layer, head } = this.state.now;
     this.likeness = await likenesses(this.side, layer, head);
@@ -237,7 +237,7 @@ export class Page {
   }
 }
 
-/** The parts of the page, empty. */
+/** Create the empty sections of the page. */
 function skeleton(root, data) {
   const parts = {}, part = (name, tag, given = {}, ...children) => (parts[name] = make(tag, given, ...children));
   const find = part("find", "input", { type: "search", aria: { label: "find" } });
@@ -257,8 +257,8 @@ function skeleton(root, data) {
 /**
  * Draw a page.
  * @param {HTMLElement} root
- * @param {(name: string) => string} part the packed data of a name
- * @param {boolean} inAddress whether the address keeps what is looked at
+ * @param {(name: string) => string} part returns packed data by name
+ * @param {boolean} inAddress whether the state is stored in the page's URL
  */
 export async function start(root, part, inAddress) {
   return new Page(root, await openData(part), inAddress);

@@ -1,11 +1,11 @@
-// Single weights of a head: exact where they were kept, else what the cells of a map allow.
+// Single weights of a head: exact if they were recorded, otherwise bounds from the cells of a map.
 
 import { DECADES, weightsOf } from "./levels.js";
 import { number, say } from "./words.js";
 
-const SHOWN = 24; // cells of a row of a small map, at most
+const SHOWN = 24; // maximum number of cells listed for a row of a map
 
-/** One head as it is read: what is told of its layer, its maps, its strongest weights. */
+/** The data of one head: the description of its layer, its map and its strongest weights. */
 export class Reading {
   constructor(layer, small, close) {
     this.layer = layer;
@@ -14,7 +14,7 @@ export class Reading {
     this.weights = this.map && weightsOf(this.map.top, this.map.signed);
   }
 
-  /** A weight, `[weight, whether it is exact]`; NaN where it is hidden, null where nothing was kept. */
+  /** Return `[weight, whether it is exact]`; the weight is NaN if the pair is masked, and null if it is unknown. */
   at(query, key) {
     const { close, map, layer } = this;
     for (const [list, own, other] of [[close?.rows, query, key], [close?.columns, key, query]]) {
@@ -27,8 +27,8 @@ export class Reading {
     return [weight, this.isExact];
   }
 
-  /** What a weight says: what is known of a cell of many pairs is the largest of them, or in other maps their share. */
-  told(query, key, language) {
+  /** Describe a weight. For a cell of several pairs, only its largest weight or its total weight is known. */
+  describe(query, key, language) {
     const [weight, isExact] = this.at(query, key);
     if (weight === null) return say(language, "notKept");
     if (Number.isNaN(weight)) return say(language, "hiddenPair");
@@ -37,18 +37,18 @@ export class Reading {
     return `${say(language, "atMost")} ${number(weight || this.map.top / 10 ** DECADES)}`;
   }
 
-  /** Whether a cell of the map is one pair of tokens. */
+  /** Whether each cell of the map is a single pair of tokens. */
   get isExact() {
     return Boolean(this.map) && this.map.rows === this.layer.queries && this.map.columns === this.layer.keys;
   }
 
-  /** What a query looks at, strongest first. */
+  /** Return the keys that a query attends to, strongest first. */
   ofQuery(query) {
     const found = fromList(this.close?.rows, query);
     return found ?? this.fromMap(query, this.layer.queries, this.layer.keys, (map, row, at) => map.levels[row * map.columns + at]);
   }
 
-  /** Which queries look at a key, strongest first. */
+  /** Return the queries that attend to a key, strongest first. */
   ofKey(key) {
     const found = fromList(this.close?.columns, key);
     return found ?? this.fromMap(key, this.layer.keys, this.layer.queries, (map, column, at) => map.levels[at * map.columns + column], true);
@@ -61,7 +61,7 @@ export class Reading {
     const line = Math.floor((token * own) / count), found = [];
     for (let at = 0; at < across; at++) {
       const weight = this.weights[levelAt(map, line, at)];
-      if (!weight) continue; // hidden, or nothing
+      if (!weight) continue; // masked, or 0
       const start = Math.ceil((at * others) / across), stop = Math.ceil(((at + 1) * others) / across);
       found.push({ start, stop, weight, isExact: this.isExact });
     }

@@ -1,4 +1,4 @@
-// What is shown, as a file: PNG, SVG, or JSON with the numbers.
+// Save the view as PNG or SVG, or its numbers as JSON.
 
 import { make } from "./dom.js";
 
@@ -15,7 +15,7 @@ function nameOfFile(page, ending) {
   return `layer${layer}-head${head}.${ending}`;
 }
 
-/** The map with its labels, on the background of the page. */
+/** Return the map with its labels on the page's background colour. */
 function picture(page) {
   const { canvas } = page.mapView;
   const copy = make("canvas", { width: canvas.width, height: canvas.height }), context = copy.getContext("2d");
@@ -29,7 +29,7 @@ export function savePng(page) {
   picture(page).toBlob((blob) => download(nameOfFile(page, "png"), blob));
 }
 
-/** The cells as an image, the labels as text. */
+/** Save the map as SVG, with cells as an image and labels as text. */
 export function saveSvg(page) {
   const { mapView } = page, { box, canvas } = mapView, ratio = canvas.width / canvas.clientWidth;
   const cells = make("canvas", { width: Math.round(box.w * ratio), height: Math.round(box.h * ratio) });
@@ -56,15 +56,15 @@ export function saveSvg(page) {
   download(nameOfFile(page, "svg"), new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" }));
 }
 
-/** Numbers of the head that is shown, and of the chosen tokens. */
+/** Save the numbers of the selected head and the selected tokens. */
 export function saveJson(page) {
   const { now } = page.state, { layer, reading } = page, of = (values) => Object.fromEntries(Object.entries(values).map(([name, own]) => [name, own[now.head]]));
   const list = (found, tokens, first) => found.map(({ start, stop, weight, isExact }) => ({ start: start + first, stop: stop + first, token: tokens(start), weight, exact: isExact }));
-  const told = {
+  const contents = {
     schema: "saccade.report.head/1", title: page.title, recording: page.side.name, layer: layer.name, layerNumber: now.layer, head: now.head,
     queries: layer.queries, keys: layer.keys, values: of(layer.values), uniform: of(layer.uniform), sinks: layer.sinks,
     query: now.query === null ? null : { number: now.query + layer.first, token: page.queryTokens(now.query), looksAt: list(reading.ofQuery(now.query), page.keyTokens, 0) },
     key: now.key === null ? null : { number: now.key, token: page.keyTokens(now.key), lookedAtBy: list(reading.ofKey(now.key), page.queryTokens, layer.first) },
   };
-  download(nameOfFile(page, "json"), new Blob([JSON.stringify(told, null, 1)], { type: "application/json" }));
+  download(nameOfFile(page, "json"), new Blob([JSON.stringify(contents, null, 1)], { type: "application/json" }));
 }

@@ -1,7 +1,7 @@
-// What is being looked at: one small object, kept in the fragment of the page's address.
+// The state of the view: one small object, stored in the fragment of the page's URL.
 
 const START = {
-  side: "0", // of two recordings: "0", "1", or "difference"
+  side: "0", // the recording: "0", "1", or "difference"
   layer: 0,
   head: 0,
   by: "", // the measure that colours heads
@@ -10,15 +10,15 @@ const START = {
   scale: "log", // or "linear"
   sinks: "shown", // or "hidden"
   view: null, // [first key, first query, keys, queries] of the map
-  query: null, // the chosen query
-  key: null, // the chosen key
+  query: null, // the selected query
+  key: null, // the selected key
   find: "",
   language: "", // "en", "zh"; "" is the browser's
   theme: "", // "light", "dark"; "" is the browser's
 };
 
 export class State {
-  /** @param {object} given what a page begins with @param {boolean} inAddress whether the address keeps it */
+  /** @param {object} given the initial state @param {boolean} inAddress whether the state is stored in the URL */
   constructor(given, inAddress) {
     this.now = { ...START, ...given };
     this.start = { ...this.now };
@@ -30,7 +30,7 @@ export class State {
     }
   }
 
-  /** Called with the names of what has changed. @param {(changed: Set<string>) => void} listener */
+  /** Add a listener, which is called with the names of changed values. @param {(changed: Set<string>) => void} listener */
   listen(listener) {
     this.listeners.push(listener);
   }
@@ -47,28 +47,28 @@ export class State {
     for (const listener of this.listeners) listener(new Set(names));
   }
 
-  /** Browsers take some hundred changes of an address, then they refuse: not one for each step of a pan. */
+  /** Write the URL after a pause, because browsers refuse frequent changes, such as one for each step of a pan. */
   writeSoon() {
     window.clearTimeout(this.timer);
     this.timer = window.setTimeout(() => this.write(), 150);
   }
 
   write() {
-    const told = new URLSearchParams();
+    const parameters = new URLSearchParams();
     for (const name of Object.keys(START)) {
       const own = this.now[name];
-      if (JSON.stringify(own) !== JSON.stringify(this.start[name])) told.set(name, Array.isArray(own) ? own.join(",") : String(own ?? ""));
+      if (JSON.stringify(own) !== JSON.stringify(this.start[name])) parameters.set(name, Array.isArray(own) ? own.join(",") : String(own ?? ""));
     }
-    this.written = told.size ? `#${told}` : "#";
+    this.written = parameters.size ? `#${parameters}` : "#";
     window.history.replaceState(null, "", this.written);
   }
 
-  /** Take over what the address says; what makes no sense there is left as it is. */
+  /** Read the state from the URL; invalid values are ignored. */
   read() {
     if (window.location.hash === this.written) return false;
-    const told = new URLSearchParams(window.location.hash.slice(1));
+    const parameters = new URLSearchParams(window.location.hash.slice(1));
     const found = { ...this.start };
-    for (const [name, text] of told) {
+    for (const [name, text] of parameters) {
       const own = START[name];
       if (own === undefined) continue;
       if (name === "view") {

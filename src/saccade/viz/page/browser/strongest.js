@@ -1,11 +1,11 @@
-// The chosen tokens' strongest weights as a table, which needs no eyes for colours.
+// The selected tokens' strongest weights as a table, which is readable without colours.
 
 import { make } from "./dom.js";
 import { number, say } from "./words.js";
 
 const ROWS = 12;
 
-/** What a query looks at, and what looks at a key. */
+/** Draw tables of the keys that the query attends to, and of the queries that attend to the key. */
 export function drawStrongest(page, element) {
   const { query, key } = page.pointed, { language, reading, layer } = page;
   if (!reading || (query === null && key === null)) {

@@ -1,11 +1,11 @@
-// The texts: pointing at a token lights what it looks at and what looks at it.
+// The texts: pointing at a token highlights the tokens that it attends to and those that attend to it.
 
 import { make } from "./dom.js";
 import { say } from "./words.js";
 
-const WINDOW = 12000; // tokens that are laid out at once
+const WINDOW = 12000; // maximum number of tokens laid out at once
 const BLOCK = 256;
-const LIT = 600; // tokens that are lit at once
+const LIT = 600; // maximum number of tokens highlighted at once
 
 export class TextView {
   constructor(page, element) {
@@ -21,7 +21,7 @@ export class TextView {
     });
   }
 
-  /** Lay out the texts of the layer that is shown; nothing is done where they are there already. */
+  /** Lay out the texts of the selected layer, unless they are already shown. */
   show() {
     const { page } = this, { queryText, keyText } = page.layer, wanted = [...new Set([queryText, keyText])];
     const key = `${page.sides.indexOf(page.side)} ${wanted} ${page.language}`;
@@ -43,7 +43,7 @@ export class TextView {
     this.page.point(place && this.page.pairOf(place.text, place.token));
   }
 
-  /** Light what the query looks at, and what looks at the key. */
+  /** Highlight the keys that the query attends to, and the queries that attend to the key. */
   light() {
     for (const span of this.lit) {
       span.style.background = span.style.boxShadow = "";
@@ -82,7 +82,7 @@ export class TextView {
     }
   }
 
-  /** With no token chosen, what all keys receive. */
+  /** Highlight the attention that all keys receive; used if no token is selected. */
   lightReceived() {
     const received = this.page.reading.close?.received, { layer, state } = this.page;
     if (!received) return;
@@ -102,12 +102,12 @@ export class TextView {
     return this.texts.find((text) => text.number === number);
   }
 
-  /** Bring a token to where it is seen. */
+  /** Scroll a token into view. */
   reveal(number, token) {
     this.of(number)?.reveal(token);
   }
 
-  /** Frame the tokens in which the text that is looked for stands; gives [text, token] of each. */
+  /** Frame the tokens that contain the search text. Return [text, token] for each match. */
   mark() {
     const looked = this.page.state.now.find.toLowerCase(), found = [];
     for (const text of this.texts) found.push(...text.mark(looked).map((token) => [text.number, token]));
@@ -123,14 +123,14 @@ class Text {
     this.tokens = tokens;
     this.special = new Set(special);
     this.found = new Set();
-    // Words that were given without their spaces are set apart.
+    // Separate the words visually if the tokens do not contain spaces.
     const hasSpaces = tokens.some((token) => /^ .|. $|↵/.test(token));
     this.body = make("div", { className: hasSpaces ? "tokens" : "tokens apart", dir: "auto" });
     this.element = make("section", {}, ...(title ? [make("h3", { textContent: title })] : []), this.body);
     this.layOut(0);
   }
 
-  /** Lay out some tokens, in blocks that the browser leaves out while they are not seen. */
+  /** Lay out the tokens from `start` on, in blocks that the browser skips while they are not visible. */
   layOut(start) {
     const { language } = this.page, stop = Math.min(this.tokens.length, start + WINDOW);
     this.start = start;
@@ -154,7 +154,7 @@ class Text {
     this.body.replaceChildren(...blocks);
   }
 
-  /** Where a block ends: not inside a word, if there are spaces between words. */
+  /** Return the end of a block, which is not inside a word if words are separated by spaces. */
   blockEnd(first, stop) {
     for (let token = first + BLOCK; token < Math.min(stop, first + 2 * BLOCK); token++) {
       if (this.tokens[token].startsWith(" ") || this.tokens[token - 1].endsWith("↵")) return token;
@@ -172,7 +172,7 @@ class Text {
     this.at(token, (span) => span.scrollIntoView({ block: "nearest" }));
   }
 
-  /** First tokens of all places where a text stands, which may reach over several tokens. */
+  /** Mark all matches of a search text, which may span several tokens. Return the first token of each match. */
   mark(looked) {
     this.found.forEach((token) => this.at(token, (span) => span.classList.remove("found")));
     this.found = new Set();
@@ -194,7 +194,7 @@ class Text {
   }
 }
 
-/** The last place whose number is not above another. */
+/** Return the index of the last number in an ascending list that is at most `most`. */
 function last(ascending, most) {
   let low = 0, high = ascending.length - 1;
   while (low < high) {

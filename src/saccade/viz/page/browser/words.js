@@ -1,4 +1,4 @@
-// What the page says, in English and Chinese.
+// The words on the page, in English and Chinese.
 
 export const WORDS = {
   en: {
@@ -68,22 +68,22 @@ export function languageOf(asked, given) {
   return given in WORDS ? given : navigator.language.startsWith("zh") ? "zh" : "en";
 }
 
-/** A word of the page in a language. */
+/** Return a word of the page in a language. */
 export function say(language, name) {
   return WORDS[language][name];
 }
 
-/** What a measure is called. */
+/** Return the name of a measure. */
 export function nameOf(language, measure) {
   return WORDS[language].measures[measure] ?? (measure === "likeness" ? say(language, measure) : measure.replaceAll("_", " "));
 }
 
-/** What a measure means, with its unit. @param {{name: string, unit: string, meaning: string}} measure */
+/** Return the meaning of a measure, with its unit. @param {{name: string, unit: string, meaning: string}} measure */
 export function meaningOf(language, { name, unit, meaning }) {
   return WORDS[language].meanings[name] ?? [unit, meaning].filter(Boolean).join(": ");
 }
 
-/** A number with three digits that matter. */
+/** Format a number with three significant digits. */
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
