@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from saccade.fusion.arguments import tensors_in
 from saccade.fusion.checkpoints import Context, enter_when_recomputed, top_hook
-from saccade.fusion.lazy import LazyTensor, computed
+from saccade.fusion.lazy import LazyTensor, materialized
 from saccade.fusion.mode import FuseAttention, in_backward, is_eager
 from saccade.fusion.recovered_call import AttentionCall
 from saccade.integrations.forward_proxy import Running
@@ -98,7 +98,7 @@ class RedirectMode(FuseAttention):
             self._leave(_MULTIPLIES if is_eager() else _NOT_EAGER)
 
         super().__init__(self._run_call, on_weights=lambda weights: keep(), on_unknown=keep)
-        self.handler, self._is_any_number = handler, True
+        self.handler, self._allow_non_finite = handler, True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -109,7 +109,7 @@ class RedirectMode(FuseAttention):
             elif (type(func) is VisibleFunction or func in _FUNCTIONS) and not (
                 in_backward() and not self._thread.recomputed
             ):
-                args, kwargs = computed((args, kwargs))
+                args, kwargs = materialized((args, kwargs))
                 out = self._run_function(func, args, kwargs)
                 if out is not None:
                     return out
