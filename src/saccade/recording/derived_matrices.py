@@ -1,4 +1,4 @@
-"""Matrices derived from recorded matrices: selected heads of a matrix, and the concatenated rows of several calls."""
+"""Matrices derived from recorded ones: selected heads of a matrix, or the concatenated rows of several calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALLED_AS = "record"  # in errors
 
 
 class ChosenHeads(DerivedMatrix):
-    """A view of selected heads of a matrix, in the given order, without copies.
+    """A view of selected heads of a matrix, in the order of ``heads``, without copies.
 
     Args:
         matrix: the matrix with all heads.
@@ -48,7 +48,7 @@ class ChosenHeads(DerivedMatrix):
 
     @property
     def kv_heads(self) -> int:
-        """Number of selected heads, because a product needs values for each selected head."""
+        """Number of selected heads, because a product takes separate values for each selected head."""
         return len(self.heads)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -66,7 +66,7 @@ class ChosenHeads(DerivedMatrix):
 
 
 class JoinedMatrices(DerivedMatrix):
-    """A matrix with the rows of several calls, such as a prompt followed by one row per decoded token.
+    """The concatenated rows of several calls, such as a prompt and then one row per decoded token.
 
     Args:
         matrices: the matrices of the calls, in order, with equal batches and heads.
@@ -133,7 +133,7 @@ class JoinedMatrices(DerivedMatrix):
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
-    """Return a matrix with only the selected heads of a matrix, in the given order.
+    """Select heads of a matrix, in the order of ``heads``.
 
     Args:
         matrix: the matrix with all heads.
@@ -152,32 +152,32 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
         return matrix.of_heads(heads)
     if not isinstance(matrix, AttentionMatrix):
         return ChosenHeads(matrix, heads)
-    given = matrix.inputs
-    if given.tile_function is not None or given.modification is not None:
+    inputs = matrix.inputs
+    if inputs.tile_function is not None or inputs.modification is not None:
         return ChosenHeads(matrix, heads)
-    own = list(heads)
-    bias, rule, share = given.bias, given.rule, there // given.key.shape[1]
+    index = list(heads)
+    bias, rule, share = inputs.bias, inputs.rule, there // inputs.key.shape[1]
     if bias is not None and bias.source.shape[1] > 1:
-        bias = bias.of(bias.source[:, own])
-    if rule.shape[1] > 1 or rule.asks_functions:  # functions may depend on the head without showing it in the shape
+        bias = bias.of(bias.source[:, index])
+    if rule.shape[1] > 1 or rule.asks_functions:  # a function may depend on the head even if the shape does not show it
         if isinstance(rule, PositionedMask):  # only its inner mask is replaced
-            rule = dataclasses.replace(rule, mask=_OfHeads(rule.mask, tuple(own)))
+            rule = dataclasses.replace(rule, mask=_MaskOfHeads(rule.mask, tuple(index)))
         else:
-            rule = _OfHeads(rule, tuple(own))
-    few = given.replaced(
-        shape=(given.shape[0], len(own), *given.shape[2:]),
-        query=given.query[:, own],
-        key=given.key[:, [head // share for head in own]],
-        sink_logit=None if given.sink_logit is None else given.sink_logit[own],
+            rule = _MaskOfHeads(rule, tuple(index))
+    selected = inputs.replaced(
+        shape=(inputs.shape[0], len(index), *inputs.shape[2:]),
+        query=inputs.query[:, index],
+        key=inputs.key[:, [head // share for head in index]],
+        sink_logit=None if inputs.sink_logit is None else inputs.sink_logit[index],
         bias=bias,
         rule=rule,
     )
-    return matrix_from_inputs(few, matrix.impl)
+    return matrix_from_inputs(selected, matrix.impl)
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfHeads(Mask):
-    """A mask restricted to selected heads of a mask that distinguishes heads."""
+class _MaskOfHeads(Mask):
+    """Selected heads of a mask that differs between heads."""
 
     mask: Mask
     heads: tuple[int, ...]

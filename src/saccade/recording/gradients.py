@@ -20,7 +20,7 @@ _UNKNOWN = "its values are not available, as in recurrences, with nested tensors
 
 
 class GradientsOfCalls:
-    """A collector of the gradients with respect to the weights of all calls of a run, filled by the backward pass.
+    """The gradients with respect to the weights of a run's calls, collected during the backward pass.
 
     Args:
         name: the name of the layer.
@@ -33,12 +33,12 @@ class GradientsOfCalls:
         self._refused: dict[int, str] = {}
 
     def watch(self, output: AnyOutput | None, first_column: int, heads: Sequence[int] | None) -> None:
-        """Record the gradient of another call when the backward pass computes it.
+        """Request the gradient of the next call, to store it when the backward pass computes it.
 
         Args:
             output: the output of the call; None if it is unknown.
             first_column: index of the call's first key in the full text.
-            heads: numbers of the recorded heads; None for all.
+            heads: indices of the recorded heads; None for all.
         """
         number = len(self._first_columns)
         self._first_columns.append(first_column)
@@ -48,7 +48,7 @@ class GradientsOfCalls:
         output.watch(functools.partial(self._receive, number, heads), functools.partial(self._refuse, number))
 
     def _receive(self, number: int, heads: Sequence[int] | None, gradient: Matrix) -> None:
-        before = self._found.get(number)  # of an earlier backward pass
+        before = self._found.get(number)  # from an earlier backward pass
         gradient = gradient if heads is None else chosen_heads(gradient, heads)
         self._found[number] = gradient if before is None else before + gradient
 
@@ -56,7 +56,7 @@ class GradientsOfCalls:
         self._refused[number] = reason
 
     def matrix(self) -> Matrix:
-        """Return the gradient with respect to the weights of all calls.
+        """Return the gradient with respect to the weights of all calls as one matrix.
 
         Raises:
             UnsupportedError: the gradient is unknown, or no backward pass has run.
@@ -71,7 +71,7 @@ class GradientsOfCalls:
 
 
 class Gradients(Mapping[str, Matrix]):
-    """Gradients of a loss with respect to the attention weights of each layer's last run, by layer name.
+    """A mapping from layer names to the gradients with respect to the attention weights of each layer's last run.
 
     ``gradients[name]`` or ``gradients[number]`` is ``dL/dA``, a lazy matrix with the shape of the run's matrix. The
     gradients of several backward passes are added, as in ``tensor.grad``.

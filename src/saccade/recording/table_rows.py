@@ -31,7 +31,7 @@ _UNITS = {
 
 
 TableRow = dict[str, str | int | float]
-"""One number of one head of a recording; its cells are named by `COLUMNS`. See `Recording.to_rows`."""
+"""A row of a recording's table: one number of one head, with the cells in `COLUMNS`. See `Recording.to_rows`."""
 
 
 def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -> list[TableRow]:
@@ -71,7 +71,7 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
 
 
 def measures_of(run: Run) -> tuple[Measure, ...]:
-    """Return all measures of a run with one number per head: those of its summary, and means of other statistics."""
+    """Return all measures of a run with one number per head: its summary's, and the means of other statistics."""
     named = {measure.name: measure for measure in _of_summary(run)}
     for statistic in run.kept:
         for measure in _of_statistic(run, statistic):
@@ -80,7 +80,7 @@ def measures_of(run: Run) -> tuple[Measure, ...]:
 
 
 def _of_summary(run: Run) -> Iterator[Measure]:
-    """Yield the measures of a run's summary, or means of its plain statistics if rows are not distributions."""
+    """Yield a run's summary measures, or the means of its plain statistics if rows are not distributions."""
     try:
         yield from run.summary().measures
         return
@@ -96,7 +96,7 @@ def _of_summary(run: Run) -> Iterator[Measure]:
 
 
 def _plain_baselines(run: Run) -> dict[str, Tensor]:
-    """Return the statistics of uniform attention by name, if the run stored a matrix with a mask."""
+    """Return the plain statistics of uniform attention by name; empty if the run stored no matrix with a mask."""
     try:
         return plain_statistics(run.matrix.uniform())
     except UnsupportedError:
@@ -104,7 +104,7 @@ def _plain_baselines(run: Run) -> dict[str, Tensor]:
 
 
 def _of_statistic(run: Run, statistic: Statistic[Any, Any]) -> Iterator[Measure]:
-    """Yield the means over queries of a statistic that was named in ``keep``, and their uniform baselines.
+    """Yield the means of a requested statistic over queries, and the means of its uniform baseline.
 
     For `LargestLogit`, yield the maximum over queries instead, as in a summary.
     """
@@ -132,7 +132,7 @@ def _baseline(run: Run, statistic: Statistic[Any, Any]) -> Any:
 
 
 def _mean(values: Tensor, seen: Tensor | None) -> Tensor:
-    """Return the mean over the queries that may attend to at least one key, or over all queries if they are unknown."""
+    """Return the mean over the queries that may attend to at least one key, or over all if ``seen`` is None."""
     values = values if values.is_floating_point() else values.double()
     if seen is None:
         return values.mean(-1)
@@ -140,7 +140,7 @@ def _mean(values: Tensor, seen: Tensor | None) -> Tensor:
 
 
 def _names(statistic: PerRow, count: int) -> list[str]:
-    """Return the names of a statistic's numbers, such as ``lag_mass_1``; ``count`` is 0 for one number per query."""
+    """Return names for a statistic's ``count`` numbers per query, such as ``lag_mass_1``; 0 means one number."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(statistic).__name__).lower()
     if isinstance(statistic, Parts):
         return [f"{part}_part" for part in PARTS]

@@ -1,4 +1,4 @@
-"""Rank heads by how strongly they link pairs of words: how much attention goes from one word to the other."""
+"""Rank heads by how strongly they link pairs of words, that is, by the attention from one word to the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.viz.page.texts import Labels, Tokens, check_tokens, labels_of
 CALLED_AS = "find"  # in errors
 
 Place = str | int | range
-"""A word of the text, or the index or range of indices of its tokens."""
+"""A word of the text; or its token's index, or the index range of its tokens."""
 
 
 class Link(NamedTuple):
@@ -43,7 +43,7 @@ class Link(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """A layer's recorded matrix for one text, and the rows and columns in it that correspond to each word pair."""
+    """A layer's recorded matrix, and for each word pair, the pair's rows and columns in the matrix."""
 
     number: int
     name: str
@@ -131,7 +131,7 @@ def _checked_pairs(pairs: object) -> list[tuple[Place, Place]]:
 
 
 def _ranges(pair: tuple[Place, Place], labels: Labels, has_tokens: bool) -> tuple[range, range]:
-    """Return the rows and columns of a pair of words in the matrix of a layer."""
+    """Return the rows and the columns of a word pair in a layer's matrix."""
     query, key = pair
     offset = len(labels.keys) - len(labels.queries) if labels.is_one_text else 0
     text = labels.keys if labels.is_one_text else labels.queries

@@ -35,7 +35,7 @@ def legible(word: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """Return a label's width in terminal columns: two for Chinese and most emoji characters, none for combining marks."""
+    """Return a label's width in terminal columns: 2 for a Chinese character and most emoji, 0 for combining marks."""
     return sum(_columns(character) for character in text)
 
 
