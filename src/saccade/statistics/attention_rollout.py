@@ -13,14 +13,14 @@ from saccade.support.validation import check_int, check_number
 
 
 def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual: float = 0.5) -> Tensor:
-    r"""Compute attention rollout: input tokens' shares in last-layer queries, ``[batch, len(queries), kv_len]``.
+    r"""Compute attention rollout: each input token's share in last-layer queries, ``[batch, len(queries), kv_len]``.
 
     .. math:: r \leftarrow \rho\, r + (1 - \rho)\, \tfrac1H \textstyle\sum_h A_{l,h}^\top r
               \quad \text{from the last layer } l \text{ down to the first}
 
-    For each layer, the mean of the heads is mixed with the residual stream. The result consists of rows of the product
-    of all layers, computed without forming that product. Rollout ignores values and feed-forward layers and assumes a
-    fixed share for the residual: it is a heuristic, not an attribution.
+    Each layer's mean over the heads is mixed with the residual stream. The result consists of rows of the product of
+    all layers, computed without forming that product. Rollout ignores values and feed-forward layers and assumes a
+    fixed share for the residual, so it is a heuristic, not an attribution.
 
     Args:
         matrices: one matrix per layer, in order; all are square and have the same shape and dtype.
@@ -64,6 +64,6 @@ def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual:
         for place, query in enumerate(chosen):
             rows[:, :, query, place] = 1.0
         for layer in reversed(layers):
-            looked = layer.rmatmul(rows.expand(-1, layer.shape[1], -1, -1).contiguous())
-            rows = residual * rows + (1.0 - residual) * looked.mean(1, keepdim=True)
+            by_head = layer.rmatmul(rows.expand(-1, layer.shape[1], -1, -1).contiguous())
+            rows = residual * rows + (1.0 - residual) * by_head.mean(1, keepdim=True)
     return rows[:, 0].mT.contiguous()

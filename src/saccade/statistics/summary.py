@@ -23,16 +23,16 @@ from saccade.statistics.statistic import MatrixInfo, MatrixLike, Quantity, Stati
 from saccade.statistics.uniform_baseline import (
     Near,
     Uniform,
-    even_rows_of_blocks,
-    even_rows_of_mask,
     uniform_of_blocks,
     uniform_of_mask,
+    uniform_rows_of_blocks,
+    uniform_rows_of_mask,
 )
 from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_type
 
-_MANY = 8  # with more heads in all batch items together, a table lists only the extremes and the mean
+_MAX_COLUMNS = 8  # with more heads (over all batch items), a table lists only the extremes and the mean
 _LOCAL = 16
 NEAR = (
     Near("first_mass", "first token", 0, 0, False),
@@ -44,14 +44,14 @@ NEAR = (
 
 
 class Measure(NamedTuple):
-    """A statistic with one number per head in a summary, with a name, a unit and a uniform baseline.
+    """A statistic in a summary: one number per head, with a name, a unit and a uniform baseline.
 
     Attributes:
         name: name in tables and files.
         unit: unit of the number.
         meaning: a short description.
         values: ``[batch, heads]``; NaN for a head whose queries attend to nothing.
-        uniform: the number that uniform attention over the same keys would give, ``[batch, heads]``; NaN if undefined.
+        uniform: the same number for uniform attention under the mask, ``[batch, heads]``; NaN if undefined.
     """
 
     name: str
@@ -67,11 +67,11 @@ class Summary(NamedTuple):
     ``print`` shows the table; ``summary.named("entropy")`` returns a single `Measure`.
 
     Attributes:
-        measures: statistics with one number per head.
+        measures: the statistics with one number per head.
         rows: statistics of all queries by name, each ``[batch, heads, q_len]``.
         received: attention that each key receives, ``[batch, heads, kv_len]``; 1 is the total attention of one query.
-        received_index: `received` divided by its value for uniform attention, ``[batch, heads, kv_len]``. Above 1, the
-            key receives more than the mask explains. It is 0 if no query sees the key.
+        received_index: `received` divided by its value for uniform attention, ``[batch, heads, kv_len]``. A key above 1
+            receives more than the mask explains. The index is 0 if no query sees the key.
         uniform: the statistics of uniform attention.
     """
 
@@ -111,14 +111,14 @@ class _RowSum(PerRow):
 
 
 def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts: Parts | None = None) -> Summary:
-    """Compute the summary of a matrix: all statistics that are available from one pass over the matrix.
+    """Compute the summary of a matrix: all statistics that one pass over the matrix provides.
 
     Args:
         matrix: an attention matrix from any mechanism.
         inputs: the inputs that produced the matrix, if it is a softmax; their mask determines which keys are visible.
             When None, a key counts as visible if its weight is not 0, and the largest logit is not computed.
-        parts: also compute these `Parts` of the attention, which takes more passes over the weights. If they have no
-            positions, the positions of the matrix are used.
+        parts: `Parts` of the attention to add, at the cost of more passes over the weights. If they have no positions,
+            the positions of the matrix are used.
 
     Raises:
         TypeError: ``parts`` is not a `Parts`.
@@ -152,9 +152,9 @@ def _with_parts(
     """Add the `Parts` of the attention to a summary, together with the parts of uniform attention."""
     placed = parts if parts.positions is not None else dataclasses.replace(parts, positions=positions)
     if inputs is None:
-        even = even_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), placed)
+        even = uniform_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), placed)
     else:
-        even = even_rows_of_mask(inputs, positions, placed)
+        even = uniform_rows_of_mask(inputs, positions, placed)
     values = matrix.compute(placed)[0]
     rows = {**summary.rows, **{f"{name}_part": values[..., place] for place, name in enumerate(PARTS)}}
     measures = (*summary.measures, *_measures_of_parts(parts, values, even, summary.uniform.visible))
@@ -190,7 +190,7 @@ def _statistics(positions: CheckedPair, *, with_distributions: bool) -> dict[str
 
 
 def summary_of_results(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
-    """Build a summary from the named results of one pass over the matrix and from those of uniform attention."""
+    """Build a summary from the statistics of a matrix by name, and from those of uniform attention."""
     shape = answers["largest_weight"].shape
     received = answers["received"]
     expected = uniform.received.expand(received.shape)
@@ -217,7 +217,7 @@ def _measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure,
 
 
 def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary from the shares of `Parts`.
+    """Yield the summary measures for the shares of `Parts`.
 
     Args:
         parts: the statistic.
@@ -226,24 +226,24 @@ def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor)
         seen: number of keys that each query sees; the sizes of batch and heads may be 1.
     """
     sees = (seen > 0).expand(values.shape[:3])
-    said = (
+    meanings = (
         f"given to the first {parts.sink} tokens" if parts.sink != 1 else "given to the first token",
         f"to tokens less than {parts.local} away",
         f"to the {parts.anchor} strongest blocks of {parts.block_size} among the others",
         "to all others",
     )
-    for place, (name, meaning) in enumerate(zip(PARTS, said, strict=True)):
+    for place, (name, meaning) in enumerate(zip(PARTS, meanings, strict=True)):
         own, uniform = (_mean(x.expand(values.shape)[..., place], sees) for x in (values, even))
         yield Measure(f"{name}_part", "share", meaning, own, uniform)
 
 
 def _effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:
-    """Return the effective number of keys of each query, for the summary; 0 if the query sees no keys."""
+    """Return the effective number of keys of each query, ``exp(entropy)``; 0 if the query sees no keys."""
     return entropy.exp().where(seen > 0, 0.0)
 
 
 def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary that are means over the queries with visible keys."""
+    """Yield the summary measures that are means over the queries with visible keys."""
     sees, visible = seen > 0, seen.clamp_min(1.0)
 
     def mean(name: str, unit: str, meaning: str, values: Tensor, even: Tensor, over: Tensor = sees) -> Measure:
@@ -270,7 +270,7 @@ def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor
 
 
 def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary that describe an entire head and are not means over queries."""
+    """Yield the summary measures that describe an entire head instead of averaging over queries."""
     sees, visible, received = seen > 0, seen.clamp_min(1.0), answers["received"]
     count = sees.sum(-1)
     some = count.clamp_min(1).to(received.dtype)
@@ -295,7 +295,7 @@ def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tenso
 
 
 def _measures_of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary that describe the scores from which the weights were computed."""
+    """Yield the summary measures of the scores behind the weights."""
     sees = seen > 0
     if "largest_logit" in answers:
         largest = answers["largest_logit"].where(sees, -torch.inf)
@@ -317,7 +317,7 @@ def _mean(values: Tensor, over: Tensor) -> Tensor:
 def _table_lines(measures: tuple[Measure, ...]) -> Iterator[str]:
     batch, heads = measures[0].values.shape
     names = [f"b{b} h{h}" if batch > 1 else f"h{h}" for b in range(batch) for h in range(heads)]
-    few = len(names) <= _MANY
+    few = len(names) <= _MAX_COLUMNS
     head = ["", "unit", *([*names, "uniform"] if few else ["least", "", "mean", "most", "", "uniform"])]
     table = [head]
     for measure in measures:
