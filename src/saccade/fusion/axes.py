@@ -81,12 +81,12 @@ class Axes:
 
     def broadcasts(self, shape: Sequence[int]) -> bool:
         """Return whether a tensor with the given shape broadcasts to the lazy tensor without enlarging it."""
-        own = self.shape
-        sizes = zip(reversed(shape), reversed(own), strict=False)
-        return len(shape) <= len(own) and all(size in (1, visible) for size, visible in sizes)
+        visible_shape = self.shape
+        sizes = zip(reversed(shape), reversed(visible_shape), strict=False)
+        return len(shape) <= len(visible_shape) and all(size in (1, visible) for size, visible in sizes)
 
     def by_factor(self, x: Tensor, factors: Sequence[int]) -> Tensor:
-        """Reshape a tensor that broadcasts to the lazy tensor, to one dimension per factor (of full size or size 1)."""
+        """Reshape a tensor that broadcasts to the lazy tensor: one dimension per factor, of full size or size 1."""
         x = x[(None,) * (len(self.axes) - x.dim())]
         return split_axes(x, self.axes, self.sizes, factors)
 

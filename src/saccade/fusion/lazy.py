@@ -290,7 +290,7 @@ def _detached(x: Any) -> Any:
 
 
 def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace a lazy argument by an uninitialized tensor if the function (``zeros_like``) reads only its metadata."""
+    """Replace a lazy argument by an empty tensor if the function, such as ``zeros_like``, reads only its metadata."""
     position = 0 if func in _LIKE else 1
     if len(args) <= position or type(args[position]) is not LazyTensor or args[position].pending.is_computed:
         return args

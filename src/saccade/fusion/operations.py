@@ -193,9 +193,11 @@ def _unflatten(scores: Scores, dim: int, sizes: Any) -> Scores | None:
 
 def _expand(scores: Scores, *sizes: Any) -> Scores | None:
     shape = _ints(sizes)
-    own = scores.axes.shape
+    current = scores.axes.shape
     is_same = (
-        shape is not None and len(shape) == len(own) and all(x in (-1, y) for x, y in zip(shape, own, strict=True))
+        shape is not None
+        and len(shape) == len(current)
+        and all(x in (-1, y) for x, y in zip(shape, current, strict=True))
     )
     return replace(scores) if is_same else None
 

@@ -184,8 +184,8 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
     ]
     lead = _lead(product)
     letters = (product.left_letters, product.right_letters)
-    for side, own, other in zip(has, letters, letters[::-1], strict=True):
-        side |= {x for x in own if x not in (*other, *lead)}  # even if there is a single query or key
+    for side, side_letters, other in zip(has, letters, letters[::-1], strict=True):
+        side |= {x for x in side_letters if x not in (*other, *lead)}  # even if there is a single query or key
     factors = {x: new_factor() for x in product.letters if x in has[0] | has[1]}
     by_side = [[x for x in factors if x in has[0] and x in has[1]]]
     by_side += [[x for x in factors if x in side and x not in other] for side, other in (has, has[::-1])]

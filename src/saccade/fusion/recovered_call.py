@@ -137,8 +137,8 @@ def attention_call(
 def _dtype_of_product(weights: Scores, value: Tensor) -> torch.dtype | None:
     """Return the dtype of the product of attention weights and values, or None if torch cannot multiply them."""
     dtype = product_dtype(value)
-    own = product_dtype(weights.left.new_empty(0, dtype=weights.dtype))
-    return dtype if dtype == own and value.is_floating_point() else None
+    weights_dtype = product_dtype(weights.left.new_empty(0, dtype=weights.dtype))
+    return dtype if dtype == weights_dtype and value.is_floating_point() else None
 
 
 class Roles(NamedTuple):
@@ -178,8 +178,8 @@ class Roles(NamedTuple):
         x = x.permute([factors.index(x) for dimension in self.dimensions for x in dimension])
         sizes, shape = list[int](), list[int]()
         for dimension in self.dimensions:
-            own = x.shape[len(sizes) : len(sizes) + len(dimension)]
-            full = [self.sizes[factor] for factor in dimension] if any(size > 1 for size in own) else list(own)
+            current = x.shape[len(sizes) : len(sizes) + len(dimension)]
+            full = [self.sizes[factor] for factor in dimension] if any(size > 1 for size in current) else list(current)
             sizes += full
             shape.append(math.prod(full))
         return x.expand(sizes).reshape(shape)

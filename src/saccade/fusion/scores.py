@@ -264,7 +264,7 @@ class Scores:
         return replace(self, fills=(*self.fills, Fill(by_factor, value, len(self.terms) if is_constant else -1)))
 
     def floored(self, value: float) -> Scores | None:
-        """Return the maximum of the scores and a large negative number."""
+        """Return the elementwise maximum of the scores and a large negative number."""
         if self.softmax is not None or not value < -100.0:
             return None
         nothing = torch.zeros((1,) * len(self.all_factors), dtype=torch.bool, device=self.left.device)

@@ -195,7 +195,7 @@ class _State(NamedTuple):
 
 
 def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
-    """Return weights with the axis that a product sums over as the key axis; None if it is no product with values."""
+    """Return weights with the axis that a product sums over as key axis; None unless this multiplies them by values."""
     weights = state.scores
     assert weights is not None
     names, others = product.left_letters, product.right_letters
@@ -208,8 +208,8 @@ def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
         if not (columns and state.is_changed and _sums_to_one(x, dims)):
             return None
     sizes = dict(zip(others, other.axes.shape if isinstance(other, Scores) else other.shape, strict=True))
-    own = [axis for name, axis in axes.items() if axis and sizes.get(name, 1) == 1 and name not in product.summed]
-    rows = own[0] if len(own) == 1 else weights.left_only
+    unshared = [axis for name, axis in axes.items() if axis and sizes.get(name, 1) == 1 and name not in product.summed]
+    rows = unshared[0] if len(unshared) == 1 else weights.left_only
     return _with_roles(weights, () if set(rows) & set(columns) else rows, columns)
 
 
@@ -219,7 +219,7 @@ def _with_roles(weights: Scores, rows: Axis, columns: Axis) -> Scores:
         return weights
     batch = tuple(one for axis in weights.axes.axes for one in axis if one not in (*rows, *columns))
     last = [axis for axis in weights.axes.axes if axis and set(axis) <= set(batch)]
-    left, right = (weights.left.new_empty((1,) * (len(batch) + len(own)) + (0,)) for own in (rows, columns))
+    left, right = (weights.left.new_empty((1,) * (len(batch) + len(side)) + (0,)) for side in (rows, columns))
     heads = last[-1] if len(last) > 1 else ()
     return replace(
         weights, left=left, right=right, batch=batch, left_only=rows, right_only=columns, heads=heads, lead=batch,
@@ -265,13 +265,13 @@ def _as_scores(x: Tensor, softmax_axis: int, row_axis: int | None = None) -> Sco
     If the query axis is unknown, assume that it is the axis before the keys.
     """
     factors = [new_factor() if size > 1 else None for size in x.shape]
-    axes = tuple(() if one is None else (one,) for one in factors)
+    axes = tuple(() if factor is None else (factor,) for factor in factors)
     columns = axes[softmax_axis]
     before = softmax_axis - 1 if softmax_axis else softmax_axis + 1
     rows = axes[before if row_axis is None else row_axis] if x.dim() > 1 else ()
     others = [axis for axis in axes if axis not in (rows, columns)]
-    batch = tuple(one for axis in others for one in axis)
+    batch = tuple(factor for axis in others for factor in axis)
     heads = others[-1] if len(others) > 1 else ()
-    sizes = {one: size for one, size in zip(factors, x.shape, strict=True) if one is not None}
-    left, right = (x.new_empty((1,) * (len(batch) + len(own)) + (0,)) for own in (rows, columns))
+    sizes = {factor: size for factor, size in zip(factors, x.shape, strict=True) if factor is not None}
+    left, right = (x.new_empty((1,) * (len(batch) + len(side)) + (0,)) for side in (rows, columns))
     return Scores(Axes(sizes, axes), left, right, batch, rows, columns, heads, batch, x.dtype, x.dtype, softmax=columns)

@@ -96,7 +96,7 @@ class FutureOutput:
         self._watchers.append((receive, refuse))
 
     def set_output(self, output: CallOutput) -> None:
-        """Pass the output, and register the stored callbacks on it."""
+        """Set the output, and register all stored callbacks with it."""
         for receive, refuse in self._watchers:
             output.watch(receive, refuse)
 

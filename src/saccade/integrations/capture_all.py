@@ -57,10 +57,10 @@ def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
 
 
 def _note_not_recorded(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
-    """Note each module with "attention" in its class name that ran although no matrix was captured.
+    """Note each recurrence and each module with "attention" in its class name that ran without a captured matrix.
 
-    If such modules are nested, only the innermost is noted. The class name is the only evidence: modules with other
-    names are missed, and a class with "attention" in its name need not compute an attention matrix.
+    If such modules are nested, only the innermost is noted. For attention, the class name is the only evidence: modules
+    with other names are missed, and a class with "attention" in its name need not compute an attention matrix.
     """
     modules = [(module, name, _note) for module, name in names_of(model).items() if _may_attend(module)]
     return capture_forwards(modules, capture)

@@ -74,9 +74,9 @@ def _flex_unsupported(arguments: Arguments) -> str:
 
 def _flex_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
     block_mask = arguments["block_mask"]
-    own = None if block_mask is None else Predicate(block_mask.mask_mod)
+    call_rule = None if block_mask is None else Predicate(block_mask.mask_mod)
     positions = _from_first(query, key)
-    mask, scale = joined(own, rule), arguments["scale"]
+    mask, scale = joined(call_rule, rule), arguments["scale"]
     return AttentionMatrix(query, key, mask, score=arguments["score_mod"], scale=scale, **positions)
 
 
@@ -88,11 +88,11 @@ def _flash_unsupported(arguments: Arguments) -> str:
 
 def _flash_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
     left, right = arguments["window_size"]
-    own: Mask = Causal() if arguments["causal"] else Full()
+    call_rule: Mask = Causal() if arguments["causal"] else Full()
     if left >= 0 or right >= 0:
-        own = both(own, Window(left if left >= 0 else None, right if right >= 0 else None))
+        call_rule = both(call_rule, Window(left if left >= 0 else None, right if right >= 0 else None))
     scale, softcap = arguments["softmax_scale"], arguments.get("softcap") or None
-    return AttentionMatrix(query, key, joined(own, rule), scale=scale, softcap=softcap)
+    return AttentionMatrix(query, key, joined(call_rule, rule), scale=scale, softcap=softcap)
 
 
 def _xformers_unsupported(arguments: Arguments) -> str:
@@ -105,8 +105,8 @@ def _xformers_unsupported(arguments: Arguments) -> str:
 def _xformers_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
     bias, scale = arguments["attn_bias"], arguments["scale"]
     if isinstance(bias, Tensor) and type(bias) is Tensor:
-        own, added = rule_of_tensor(bias if bias.dim() == 4 else bias.unsqueeze(1), key.shape[2])
-        return AttentionMatrix(query, key, joined(own, rule), bias=added, scale=scale)
+        call_rule, added = rule_of_tensor(bias if bias.dim() == 4 else bias.unsqueeze(1), key.shape[2])
+        return AttentionMatrix(query, key, joined(call_rule, rule), bias=added, scale=scale)
     if bias is None:
         return AttentionMatrix(query, key, rule, scale=scale)
     positions = _from_first(query, key)

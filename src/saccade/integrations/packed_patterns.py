@@ -96,7 +96,7 @@ def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> 
 
 
 def _has_position_per_query(position_ids: Tensor | None, length: int) -> TypeGuard[Tensor]:
-    """Return whether ``position_ids`` contains one position per query of the call, with values that can be read."""
+    """Return whether ``position_ids`` contains one position per query of the call, with readable values."""
     if not isinstance(position_ids, Tensor) or position_ids.is_meta or isinstance(position_ids, FakeTensor):
         return False
     return position_ids.dim() == 2 and position_ids.shape[1] == length

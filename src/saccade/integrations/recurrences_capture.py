@@ -33,7 +33,7 @@ class _State(NamedTuple):
     state: Tensor
     tokens: Tokens
 
-    def of(self, rows: list[int]) -> _State:
+    def select(self, rows: list[int]) -> _State:
         """Select the state and tokens of batch items, for example after beams were reordered."""
         chosen = (x if x is None or not isinstance(x, Tensor) else x[rows] for x in self.tokens)
         return _State(self.state[rows], Tokens(*chosen))  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ class History:
         for one in known:
             rows = _matching_items(one.state.to(before), before)
             if rows is not None:
-                return one.of(rows)
+                return one.select(rows)
         if not before.any():
             return None
         reason = f"{name} continues from a state that was not recorded, and earlier keys cannot be read from it"

@@ -274,7 +274,7 @@ def _runs_on_interface(model: Any) -> bool:
     if not any(uses_attention_interface(part) for part in model.modules()):
         return False
     # The flag is also False for models with a softcap or sinks, which saccade supports.
-    return getattr(model, "_supports_sdpa", True) or not any(map(_computes_own_softmax, map(type, model.modules())))
+    return getattr(model, "_supports_sdpa", True) or not any(_computes_own_softmax(type(x)) for x in model.modules())
 
 
 def _computes_own_softmax(kind: type[nn.Module]) -> bool:

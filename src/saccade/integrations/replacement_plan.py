@@ -105,7 +105,7 @@ class Rules:
         return True if is_named_cross(name, type(module).__name__) else None
 
     def of_module(self, name: str, module: nn.Module) -> Mask | None:
-        """Return the mask for all calls of a module, which is cross-attention only if its name says so."""
+        """Return the mask for all calls of a module; its name alone decides whether it is cross-attention."""
         if isinstance(self.mask, Mapping):
             return self.named(name)
         return None if self.is_cross(name, module) else self.mask

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CallEnd(NamedTuple):
-    """The last token and key of a recorded call, by which a later call that continues it is recognised.
+    """The last token and key of a recorded call, for recognising a later call that continues it.
 
     Attributes:
         newest: the key of the last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.

@@ -53,10 +53,10 @@ class ChosenHeads(DerivedMatrix):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
-        for number, own in enumerate(self.heads):
-            if head is None or head == number:
-                for block in self.inner.blocks(batch, own, rows):
-                    yield block._replace(heads=slice(number, number + 1))
+        for index, inner_head in enumerate(self.heads):
+            if head is None or head == index:
+                for block in self.inner.blocks(batch, inner_head, rows):
+                    yield block._replace(heads=slice(index, index + 1))
 
     def uniform(self) -> Matrix:
         return ChosenHeads(self.inner.uniform(), self.heads)
@@ -122,9 +122,11 @@ class JoinedMatrices(DerivedMatrix):
         start = 0
         for matrix, first in self._parts:
             q_len = matrix.shape[2]
-            own = range(q_len) if rows is None else range(max(rows.start - start, 0), min(rows.stop - start, q_len))
-            if len(own):
-                for block in matrix.blocks(batch, head, own):
+            part_rows = (
+                range(q_len) if rows is None else range(max(rows.start - start, 0), min(rows.stop - start, q_len))
+            )
+            if len(part_rows):
+                for block in matrix.blocks(batch, head, part_rows):
                     yield block._replace(
                         rows=shift_range(block.rows, start),
                         columns=tuple(shift_range(span, first) for span in block.columns),

@@ -237,7 +237,7 @@ class Run:
             if len(answers) == 1:
                 return answers[0]
             return joined_results(statistic, answers, [call.first_column for call in self.calls])
-        name = next((own for known, own in _IN_SUMMARY.items() if known == statistic), "")
+        name = next((key for known, key in _IN_SUMMARY.items() if known == statistic), "")
         if self.calls[0].statistics is not None and name in self.statistics:
             return self.statistics[name]
         raise self._missing(f"{statistic} was not computed while recording", "add it to keep=")

@@ -49,9 +49,9 @@ def joined_results(statistic: Statistic[Any, Any], answers: Sequence[Any], first
 def joined_sums(sums: Sequence[Tensor], first_columns: Sequence[int]) -> Tensor:
     """Add the column sums of several calls, each ``[batch, heads, kv_len]``, at each call's first column."""
     placed = list(zip(first_columns, sums, strict=True))
-    total = sums[0].new_zeros(*sums[0].shape[:2], max(first + own.shape[2] for first, own in placed))
-    for first, own in placed:
-        total[:, :, first : first + own.shape[2]] += own
+    total = sums[0].new_zeros(*sums[0].shape[:2], max(first + part.shape[2] for first, part in placed))
+    for first, part in placed:
+        total[:, :, first : first + part.shape[2]] += part
     return total
 
 
@@ -63,7 +63,7 @@ def joined_summary(summaries: Sequence[Summary], first_columns: Sequence[int], r
         first_columns: index of the first key of each call among the keys of all calls.
         rows: the merged statistics of queries and keys by name; see `Run.statistics`.
     """
-    answers = {name: own for name, own in rows.items() if name != "effective_tokens"}
+    answers = {name: values for name, values in rows.items() if name != "effective_tokens"}
     if "entropy" in rows:
         count = (rows["largest_weight"] > 0).sum(-1).clamp_min(1)
         received, entropy = (rows[name].to(widest_dtype(count.device)) for name in ("received", "entropy"))

@@ -53,16 +53,16 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
             "head": head if heads is None else heads[head],
             "statistic": measure.name,
             "unit": measure.unit,
-            "value": values[place][batch][head],
-            "uniform": even[place][batch][head],
+            "value": values[position][batch][head],
+            "uniform": baselines[position][batch][head],
         }
-        for index, (name, own) in enumerate(runs.items())
-        for number, run in enumerate(own)
+        for index, (name, layer_runs) in enumerate(runs.items())
+        for number, run in enumerate(layer_runs)
         for measures in [measures_of(run)]
-        for values, even in [([x.values.tolist() for x in measures], [x.uniform.tolist() for x in measures])]
+        for values, baselines in [([x.values.tolist() for x in measures], [x.uniform.tolist() for x in measures])]
         for batch in range(run.shape[0])
         for head in range(run.shape[1])
-        for place, measure in enumerate(measures)
+        for position, measure in enumerate(measures)
     ]
     if not rows:
         reason = "it has no statistic with one number for each head"
@@ -71,7 +71,7 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
 
 
 def measures_of(run: Run) -> tuple[Measure, ...]:
-    """Return all measures of a run with one number per head: its summary's, and the means of other statistics."""
+    """Return all measures of a run with one number per head: those of its summary, and means of other statistics."""
     named = {measure.name: measure for measure in _of_summary(run)}
     for statistic in run.kept:
         for measure in _of_statistic(run, statistic):
@@ -109,19 +109,19 @@ def _of_statistic(run: Run, statistic: Statistic[Any, Any]) -> Iterator[Measure]
     For `LargestLogit`, yield the maximum over queries instead, as in a summary.
     """
     if isinstance(statistic, PositionInformation):
-        (found,), even = run.compute(statistic), _baseline(run, statistic)
-        yield Measure("position_information", "nats", "", found, even if even is not None else found * math.nan)
+        (result,), uniform = run.compute(statistic), _baseline(run, statistic)
+        yield Measure("position_information", "nats", "", result, uniform if uniform is not None else result * math.nan)
     if not isinstance(statistic, PerRow):
         return
-    (found,), even = run.compute(statistic), _baseline(run, statistic)
-    if not isinstance(found, Tensor) or found.shape[:3] != run.shape[:3] or found.dim() > 4:
+    (result,), uniform = run.compute(statistic), _baseline(run, statistic)
+    if not isinstance(result, Tensor) or result.shape[:3] != run.shape[:3] or result.dim() > 4:
         return
     seen = run._visible_rows()
-    for place, name in enumerate(_names(statistic, found.shape[3] if found.dim() == 4 else 0)):
-        values, own = (None if x is None else x if x.dim() == 3 else x[..., place] for x in (found, even))
+    for index, name in enumerate(_names(statistic, result.shape[3] if result.dim() == 4 else 0)):
+        values, baseline = (None if x is None else x if x.dim() == 3 else x[..., index] for x in (result, uniform))
         assert values is not None
         mean = values.amax(-1) if isinstance(statistic, LargestLogit) else _mean(values, seen)
-        yield Measure(name, _unit(name), "", mean, mean * math.nan if own is None else _mean(own, seen))
+        yield Measure(name, _unit(name), "", mean, mean * math.nan if baseline is None else _mean(baseline, seen))
 
 
 def _baseline(run: Run, statistic: Statistic[Any, Any]) -> Any:

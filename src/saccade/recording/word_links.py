@@ -67,16 +67,16 @@ def rank_links(
     """
     checked = _checked_pairs(pairs)
     check_tokens(tokens)
-    found = [
+    links = [
         link for layer in _layers(runs, checked, tokens, batch) for link in _links_of(layer, len(checked), batch, heads)
     ]
-    if all(link.uniform == 0 for link in found):
+    if all(link.uniform == 0 for link in links):
         rule = "be a query and a key that the mask allows"
         hint = (
             "attention goes from the first word to the second; in a causal model the second word is earlier in the text"
         )
         raise value_error("each of pairs", rule, ", ".join(map(shown, checked)), hint=hint)
-    return sorted(found, key=lambda link: -link.value)
+    return sorted(links, key=lambda link: -link.value)
 
 
 def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: Tokens, batch: int) -> Iterator[_Layer]:
@@ -97,9 +97,11 @@ def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: T
 
 def _links_of(layer: _Layer, count: int, batch: int, heads: Sequence[int] | None) -> Iterator[Link]:
     """Yield the links of all heads of a layer."""
-    own, even = (_between(matrix, layer.ranges, batch) for matrix in (layer.matrix, layer.matrix.uniform()))
-    for place, (weights, baselines) in enumerate(zip(own.tolist(), even.tolist(), strict=True)):
-        head = place if heads is None else heads[place]
+    attention, uniform_attention = (
+        _between(matrix, layer.ranges, batch) for matrix in (layer.matrix, layer.matrix.uniform())
+    )
+    for index, (weights, baselines) in enumerate(zip(attention.tolist(), uniform_attention.tolist(), strict=True)):
+        head = index if heads is None else heads[index]
         value, uniform = sum(weights) / count, sum(baselines) / count
         yield Link(layer.name, layer.number, head, value, uniform, tuple(weights))
 

@@ -50,19 +50,19 @@ def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual:
         raise value_error("residual", "be from 0 to 1", residual)
     first = layers[0]
     batch, _, length, _ = first.shape
-    for place, layer in enumerate(layers):
-        own = (layer.shape[0], layer.shape[2], layer.shape[3], layer.dtype)
-        if own != (batch, length, length, first.dtype):
+    for index, layer in enumerate(layers):
+        properties = (layer.shape[0], layer.shape[2], layer.shape[3], layer.dtype)
+        if properties != (batch, length, length, first.dtype):
             rule = f"all be [{batch}, heads, {length}, {length}] in {first.dtype}, like the first"
-            raise value_error("matrices", rule, f"{list(layer.shape)} in {layer.dtype} at layer {place}")
+            raise value_error("matrices", rule, f"{list(layer.shape)} in {layer.dtype} at layer {index}")
         if not layer.is_stochastic:
-            reason = f"the rows of layer {place} do not sum to 1 (is_stochastic is False)"
+            reason = f"the rows of layer {index} do not sum to 1 (is_stochastic is False)"
             raise unsupported("a rollout", [reason])
     chosen = [check_int("each of queries", query, -length, below=length) for query in queries]
     with torch.no_grad():
         rows = torch.zeros(batch, 1, length, len(chosen), dtype=first.dtype, device=first.device)
-        for place, query in enumerate(chosen):
-            rows[:, :, query, place] = 1.0
+        for index, query in enumerate(chosen):
+            rows[:, :, query, index] = 1.0
         for layer in reversed(layers):
             by_head = layer.rmatmul(rows.expand(-1, layer.shape[1], -1, -1).contiguous())
             rows = residual * rows + (1.0 - residual) * by_head.mean(1, keepdim=True)

@@ -122,21 +122,21 @@ def _checked(
     if len(pairs[0]) != len(pairs[1]):
         raise value_error("gradients", f"be one for each of {len(pairs[0])} matrices", len(pairs[1]))
     batch, _, length, _ = pairs[0][0].shape
-    for place, (matrix, gradient) in enumerate(zip(*pairs, strict=True)):
+    for index, (matrix, gradient) in enumerate(zip(*pairs, strict=True)):
         if (matrix.shape[0], *matrix.shape[2:]) != (batch, length, length):
             rule = f"all be [{batch}, heads, {length}, {length}], like the first"
-            raise value_error("matrices", rule, f"{list(matrix.shape)} at layer {place}")
+            raise value_error("matrices", rule, f"{list(matrix.shape)} at layer {index}")
         if gradient.shape != matrix.shape:
-            rule = f"be {list(matrix.shape)} at layer {place}, like the matrix"
+            rule = f"be {list(matrix.shape)} at layer {index}, like the matrix"
             raise value_error("gradients", rule, list(gradient.shape))
         if matrix.hidden:
-            reason = f"layer {place} contains scores, where masked pairs are {matrix.hidden} and not 0"
+            reason = f"layer {index} contains scores, where masked pairs are {matrix.hidden} and not 0"
             raise unsupported("a product with gradients", [reason], hint="pass the attention matrix itself")
     chosen = [check_int("each of queries", query, -length, below=length) for query in queries]
     info = MatrixInfo.of(pairs[0][0])
     rows = torch.zeros(batch, length, len(chosen), dtype=info.dtype, device=info.device)
-    for place, query in enumerate(chosen):
-        rows[:, query, place] = 1.0
+    for index, query in enumerate(chosen):
+        rows[:, query, index] = 1.0
     return [(_blocks(*pair), pair[0].shape[1]) for pair in zip(*pairs, strict=True)], rows
 
 
@@ -148,8 +148,8 @@ def _transposed_mean(blocks: Iterator[Block], rows: Tensor, heads: int) -> Tenso
     """Average the heads, transpose, and multiply by ``rows [batch, q_len, width]``: ``[batch, kv_len, width]``."""
     out = torch.zeros_like(rows)
     for block in blocks:
-        own = rows[block.batch, as_slice(block.rows)][:, None].to(block.weights.dtype)
-        part = (block.weights.mT @ own).sum(1) / heads
+        block_rows = rows[block.batch, as_slice(block.rows)][:, None].to(block.weights.dtype)
+        part = (block.weights.mT @ block_rows).sum(1) / heads
         for span, sums in block.by_range(part.mT):
             out[block.batch, as_slice(span)] += sums.mT
     return out

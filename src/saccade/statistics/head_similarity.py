@@ -67,23 +67,23 @@ def _dense(matrix: MatrixLike, item: int, rows: range) -> Tensor:
     _, heads, _, kv_len = matrix.shape
     dense = torch.zeros(heads, len(rows), kv_len, dtype=MatrixInfo.of(matrix).dtype, device=matrix.device)
     for block in matrix.blocks(batch=item, rows=rows):
-        own = torch.arange(block.heads.start, block.heads.stop, device=dense.device)
-        dense[own[:, None, None], block.queries[:, None] - rows.start, block.keys] = block.weights[0]
+        head_index = torch.arange(block.heads.start, block.heads.stop, device=dense.device)
+        dense[head_index[:, None, None], block.queries[:, None] - rows.start, block.keys] = block.weights[0]
     return dense
 
 
 def _add(sums: Tensor, count: Tensor, rows: Tensor, between: Between) -> None:
     if between == "frobenius":
-        for head, own in enumerate(rows):
-            sums[head] += (rows - own).square_().sum((-1, -2), dtype=sums.dtype)
+        for head, head_rows in enumerate(rows):
+            sums[head] += (rows - head_rows).square_().sum((-1, -2), dtype=sums.dtype)
         return
     is_nonempty = rows.sum(-1) != 0
     entropies = torch.special.entr(rows).sum(-1)
-    for head, own in enumerate(rows):
+    for head, head_rows in enumerate(rows):
         if between == "total_variation":
-            distance = 0.5 * (rows - own).abs_().sum(-1)
+            distance = 0.5 * (rows - head_rows).abs_().sum(-1)
         else:
-            distance = torch.special.entr(0.5 * (rows + own)).sum(-1) - 0.5 * (entropies + entropies[head])
+            distance = torch.special.entr(0.5 * (rows + head_rows)).sum(-1) - 0.5 * (entropies + entropies[head])
         # If one of the two rows is empty, their mean is not a distribution, so clamp the divergence at 0.
         either = is_nonempty | is_nonempty[head]
         sums[head] += torch.where(either, distance.clamp_min(0.0), 0.0).sum(-1, dtype=sums.dtype)

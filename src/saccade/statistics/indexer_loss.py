@@ -107,23 +107,23 @@ class IndexerLoss(Statistic[_State, Tensor]):
         kv_len = state.info.shape[3]
         allowed = block.weights > 0 if block.log_weights is None else block.log_weights > _HIDDEN
         for item in range(block.batch.start, block.batch.stop):
-            own = item - block.batch.start
+            index = item - block.batch.start
             weights = torch.zeros(len(block.rows), kv_len, dtype=state.info.dtype, device=state.info.device)
             seen = torch.zeros_like(weights, dtype=torch.bool)
-            weights[:, block.keys] = block.weights[own].sum(0, dtype=weights.dtype)
-            seen[:, block.keys] = allowed[own].any(0)
+            weights[:, block.keys] = block.weights[index].sum(0, dtype=weights.dtype)
+            seen[:, block.keys] = allowed[index].any(0)
             part = _Pending(weights, seen, block.heads.stop - block.heads.start)
             self._add_heads(state, (item, block.rows.start, block.rows.stop), part)
         return state
 
     def merge(self, state: _State, other: _State) -> _State:
-        made = _State(state.info, self._leaves)
-        made.loss, made.rows = state.loss + other.loss, state.rows + other.rows
-        made.grads = [one + two for one, two in zip(state.grads, other.grads, strict=True)]
-        made.pending = dict(state.pending)
-        for place, part in other.pending.items():
-            self._add_heads(made, place, part)
-        return made
+        merged = _State(state.info, self._leaves)
+        merged.loss, merged.rows = state.loss + other.loss, state.rows + other.rows
+        merged.grads = [first + second for first, second in zip(state.grads, other.grads, strict=True)]
+        merged.pending = dict(state.pending)
+        for key, part in other.pending.items():
+            self._add_heads(merged, key, part)
+        return merged
 
     def finish(self, state: _State) -> Tensor:
         leaves, count = self._leaves, max(1, state.rows)
@@ -135,31 +135,31 @@ class IndexerLoss(Statistic[_State, Tensor]):
     def _leaves(self) -> tuple[Tensor, ...]:
         return (self.scores,) if isinstance(self.scores, Tensor) else self.scores.leaves
 
-    def _add_heads(self, state: _State, place: tuple[int, int, int], part: _Pending) -> None:
+    def _add_heads(self, state: _State, key: tuple[int, int, int], part: _Pending) -> None:
         """Add one or more heads to the sums of a range of rows; after the last head, compute the rows' loss."""
-        before = state.pending.pop(place, None)
+        before = state.pending.pop(key, None)
         if before is not None:
             weights, seen = before.weights + part.weights, before.seen | part.seen
             part = _Pending(weights, seen, before.heads + part.heads)
         if part.heads < state.info.shape[1]:
-            state.pending[place] = part
+            state.pending[key] = part
         else:
-            self._add_rows(state, place[0], range(place[1], place[2]), part)
+            self._add_rows(state, key[0], range(key[1], key[2]), part)
 
     def _add_rows(self, state: _State, item: int, rows: range, part: _Pending) -> None:
         total = part.weights.sum(-1, keepdim=True)
-        some = total > 0.0
-        p = part.weights / total.masked_fill(~some, 1.0)
+        has_mass = total > 0.0
+        p = part.weights / total.masked_fill(~has_mass, 1.0)
         leaves = [x.detach().requires_grad_() for x in self._leaves]
         with torch.enable_grad():
-            made = self._scores_of(leaves, item, rows, p.shape[1])
-        logs = made.detach().to(p.dtype).masked_fill(~part.seen, -math.inf).log_softmax(-1)
-        own = (p.xlogy(p) - torch.where(p > 0.0, p * logs, 0.0)).sum(-1, keepdim=True)
-        state.loss += own.masked_fill(~some, 0.0).sum(dtype=state.loss.dtype)
-        state.rows += int(some.sum())
-        slope = (logs.exp() - p).masked_fill(~(part.seen & some), 0.0).to(made.dtype)
-        for total_of, grad in zip(state.grads, torch.autograd.grad(made, leaves, slope), strict=True):
-            total_of.add_(grad)
+            scores = self._scores_of(leaves, item, rows, p.shape[1])
+        logs = scores.detach().to(p.dtype).masked_fill(~part.seen, -math.inf).log_softmax(-1)
+        divergence = (p.xlogy(p) - torch.where(p > 0.0, p * logs, 0.0)).sum(-1, keepdim=True)
+        state.loss += divergence.masked_fill(~has_mass, 0.0).sum(dtype=state.loss.dtype)
+        state.rows += int(has_mass.sum())
+        slope = (logs.exp() - p).masked_fill(~(part.seen & has_mass), 0.0).to(scores.dtype)
+        for total_grad, grad in zip(state.grads, torch.autograd.grad(scores, leaves, slope), strict=True):
+            total_grad.add_(grad)
 
     def _scores_of(self, leaves: list[Tensor], item: int, rows: range, kv_len: int) -> Tensor:
         """Return the indexer's scores for rows of a batch item, ``[rows, kv_len]``."""

@@ -84,8 +84,8 @@ class Pooled(Statistic[_Cells, Tensor]):
         least = state.info.hidden if self.how == "max" else 0.0
         cells = rows.new_full((*rows.shape[:-1], state.cells.shape[3]), least, dtype=state.cells.dtype)
         cells.scatter_reduce_(-1, kv_bin, rows.to(cells.dtype), "amax" if self.how == "max" else "sum")
-        own = state.cells[block.batch, block.heads]
-        own[:, :, bins] = _merged(own[:, :, bins], cells, self.how)
+        block_cells = state.cells[block.batch, block.heads]
+        block_cells[:, :, bins] = _merged(block_cells[:, :, bins], cells, self.how)
         if self.how == "mean":
             state.nonempty[block.batch, block.heads, as_slice(block.rows)] = (weights.sum(-1) != 0).to(cells.dtype)
         return state
@@ -116,7 +116,7 @@ def _runs_per_bin(rows: range, bins: int, length: int) -> Iterator[tuple[int, in
     """Yield (bin, start, stop) for each pooling bin; start and stop are indices into ``rows``."""
     start = 0
     while start < len(rows):
-        own = rows[start] * bins // length
-        stop = bisect_left(rows, -(-(own + 1) * length // bins))
-        yield own, start, stop
+        bin_index = rows[start] * bins // length
+        stop = bisect_left(rows, -(-(bin_index + 1) * length // bins))
+        yield bin_index, start, stop
         start = stop

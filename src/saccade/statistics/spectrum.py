@@ -104,11 +104,11 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     residuals, sweeps = values.clone(), 0
     with torch.no_grad():
         for found in _krylov_sweeps(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
-            theta, left, sweeps = found
-            own = theta.clamp_min(0.0).sqrt()
-            values[..., :rank] = own
-            # |sigma² - theta| <= left for some sigma: so |sigma - own| <= left / own, and also <= the root of left.
-            residuals[..., :rank] = torch.minimum(left / own.clamp_min(1e-300), left.sqrt())
+            theta, distance, sweeps = found
+            sigma = theta.clamp_min(0.0).sqrt()
+            values[..., :rank] = sigma
+            # |s² - theta| <= distance for some singular value s, so |s - sigma| is at most distance / sigma and √distance.
+            residuals[..., :rank] = torch.minimum(distance / sigma.clamp_min(1e-300), distance.sqrt())
             if bool((residuals <= tolerance * values[..., :1]).all()):
                 break
     return Spectrum(values.to(info.dtype), residuals.to(info.dtype), sweeps)
@@ -131,8 +131,8 @@ def _krylov_sweeps(
         small = basis.mT @ images
         theta, vectors = torch.linalg.eigh((small + small.mT) / 2)
         theta, vectors = theta.flip(-1)[..., :rank], vectors.flip(-1)[..., :rank]
-        left = (images @ vectors - (basis @ vectors) * theta[..., None, :]).norm(dim=-2)
-        yield theta, left, sweep
+        distance = (images @ vectors - (basis @ vectors) * theta[..., None, :]).norm(dim=-2)
+        yield theta, distance, sweep
         width = min(width, kv_len - basis.shape[-1])
         if width == 0:
             return  # the space is complete

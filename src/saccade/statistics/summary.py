@@ -232,9 +232,9 @@ def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor)
         f"to the {parts.anchor} strongest blocks of {parts.block_size} among the others",
         "to all others",
     )
-    for place, (name, meaning) in enumerate(zip(PARTS, meanings, strict=True)):
-        own, uniform = (_mean(x.expand(values.shape)[..., place], sees) for x in (values, even))
-        yield Measure(f"{name}_part", "share", meaning, own, uniform)
+    for index, (name, meaning) in enumerate(zip(PARTS, meanings, strict=True)):
+        measured, uniform = (_mean(x.expand(values.shape)[..., index], sees) for x in (values, even))
+        yield Measure(f"{name}_part", "share", meaning, measured, uniform)
 
 
 def _effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:
