@@ -222,12 +222,12 @@ class Pending:
     @property
     def differentiable(self) -> list[Tensor]:
         """The operands of the lazy tensor that require gradients."""
-        return [] if self.scores.is_detached else [x for one in self._dependencies for x in one.differentiable]
+        return [] if self.scores.is_detached else [x for call in self._dependencies for x in call.differentiable]
 
     @property
     def aliases(self) -> list[Tensor]:
         """Views of the differentiable operands; the lazy tensor was computed from these views."""
-        return [x for one in self._dependencies for x in one.aliases]
+        return [x for call in self._dependencies for x in call.aliases]
 
     @property
     def _dependencies(self) -> dict[Operation, None]:

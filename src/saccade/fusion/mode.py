@@ -185,7 +185,7 @@ class FuseAttention(TorchFunctionMode):
 
     def _track_weights(self, lazies: list[LazyTensor]) -> None:
         """Track materialized weights until the model multiplies them by values."""
-        for pending in (one.pending for one in lazies):
+        for pending in (lazy.pending for lazy in lazies):
             softmax, axes = pending.scores.softmax, pending.scores.axes.axes
             if self._tap is not None and softmax in axes:
                 self._tap.track(pending.value, axes.index(softmax))

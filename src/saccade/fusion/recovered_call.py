@@ -217,12 +217,12 @@ def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
     visible, every = weights.axes.axes, weights.all_factors
     candidates = [axis for axis in visible if axis and set(axis) <= set(queries) - set(weights.lead)]
     tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills] + [*weights.zeros]
-    varying = [axis for axis in candidates if any(x.shape[every.index(one)] > 1 for x in tensors for one in axis)]
+    varying = [axis for axis in candidates if any(x.shape[every.index(factor)] > 1 for x in tensors for factor in axis)]
     candidates = varying if len(varying) == 1 else candidates
     position = visible.index(columns) if columns in visible else len(visible)
     rows = min(candidates, key=lambda axis: abs(visible.index(axis) - position), default=())
     # The model may have merged heads into the rows.
-    return tuple(one for one in rows if any(x.shape[every.index(one)] > 1 for x in tensors)) or rows
+    return tuple(factor for factor in rows if any(x.shape[every.index(factor)] > 1 for x in tensors)) or rows
 
 
 def _build_call(
@@ -267,11 +267,11 @@ def _build_call(
 
 def _permuted_and_expanded(x: Tensor, factors: Axis, order: Axis, roles: Roles) -> Tensor:
     """Permute an operand's factors (sub-axes) to the given order, and expand it along the factors that it lacks."""
-    missing = [one for one in order if one not in factors]
+    missing = [factor for factor in order if factor not in factors]
     x = x[(None,) * len(missing)]
     have = [*missing, *factors]
-    x = x.permute(*(have.index(one) for one in order), x.dim() - 1)
-    return x.expand(*(roles.sizes[one] for one in order), -1)
+    x = x.permute(*(have.index(factor) for factor in order), x.dim() - 1)
+    return x.expand(*(roles.sizes[factor] for factor in order), -1)
 
 
 def _arranged_values(

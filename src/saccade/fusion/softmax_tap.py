@@ -217,7 +217,7 @@ def _with_roles(weights: Scores, rows: Axis, columns: Axis) -> Scores:
     """Assign query and key factors (sub-axes) to weights; all other factors become batch factors."""
     if (rows, columns) == (weights.left_only, weights.softmax):
         return weights
-    batch = tuple(one for axis in weights.axes.axes for one in axis if one not in (*rows, *columns))
+    batch = tuple(factor for axis in weights.axes.axes for factor in axis if factor not in (*rows, *columns))
     last = [axis for axis in weights.axes.axes if axis and set(axis) <= set(batch)]
     left, right = (weights.left.new_empty((1,) * (len(batch) + len(side)) + (0,)) for side in (rows, columns))
     heads = last[-1] if len(last) > 1 else ()

@@ -148,8 +148,8 @@ class CaptureMode(ObserveAttention):
     def report_unknown(self) -> None:
         """Note that the module has multiplied weights whose layout is unknown."""
         if not _is_called_by_engine(sys._getframe(1)):
-            for one in _innermost_callers():
-                one.listener.capture.note_not_recorded(one.listener.name, one.kind)
+            for caller in _innermost_callers():
+                caller.listener.capture.note_not_recorded(caller.listener.name, caller.kind)
 
 
 @contextmanager
@@ -166,19 +166,19 @@ def capture_code_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterato
 def _beneath_redirection(mode: CaptureMode) -> Iterator[None]:
     """Activate a mode beneath the redirecting modes, so that it observes only calls that they do not redirect."""
     stack = torch.overrides._get_current_function_mode_stack()
-    above = [*itertools.takewhile(lambda one: isinstance(one, RedirectMode), reversed(stack))]
-    for one in above:
-        super(FuseAttention, one).__exit__(None, None, None)
+    above = [*itertools.takewhile(lambda other: isinstance(other, RedirectMode), reversed(stack))]
+    for other in above:
+        super(FuseAttention, other).__exit__(None, None, None)
     with mode:
-        for one in reversed(above):
-            one.__enter__()
+        for other in reversed(above):
+            other.__enter__()
         try:
             yield
         finally:
-            for one in above:
-                super(FuseAttention, one).__exit__(None, None, None)
-    for one in reversed(above):
-        one.__enter__()
+            for other in above:
+                super(FuseAttention, other).__exit__(None, None, None)
+    for other in reversed(above):
+        other.__enter__()
 
 
 def _emit(make: Any, output: AnyOutput | None = None) -> None:
@@ -228,17 +228,17 @@ def _is_called_by_engine(frame: FrameType | None) -> bool:
 
 def _innermost_callers() -> list[_Caller]:
     """Return, for each capture, the innermost running module whose code may compute attention."""
-    return list({one.listener.capture: one for one in _running.stack}.values())
+    return list({caller.listener.capture: caller for caller in _running.stack}.values())
 
 
 def _listeners(only: Capture | None = None) -> list[Listener]:
     """Return a listener for each capture (or only the given one), named after the innermost running module."""
     listeners = []
-    for one in _innermost_callers():
-        name, capture = one.listener
+    for caller in _innermost_callers():
+        name, capture = caller.listener
         if only in (None, capture):
-            listeners.append(Listener(f"{name}:{one.calls}" if one.calls else name, capture))
-            one.calls += 1
+            listeners.append(Listener(f"{name}:{caller.calls}" if caller.calls else name, capture))
+            caller.calls += 1
     return listeners
 
 
@@ -254,8 +254,10 @@ def _is_known(module: nn.Module) -> bool:
 def _may_attend_itself(module: nn.Module) -> bool:
     """Return whether a class calls a softmax or torch's attention directly, although its file uses the interface."""
     bases = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
-    functions = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
+    functions = (
+        inspect.unwrap(function) for base in bases for function in vars(base).values() if inspect.isfunction(function)
+    )
     has_softmax = any(isinstance(part, nn.Softmax) for part in module.children())
     return has_softmax or any(
-        not _NAMED.isdisjoint(one.__code__.co_names) for one in filter(inspect.isfunction, functions)
+        not _NAMED.isdisjoint(function.__code__.co_names) for function in filter(inspect.isfunction, functions)
     )

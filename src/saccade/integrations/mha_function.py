@@ -71,7 +71,7 @@ def run_mha_function(
     """
     call = _arguments(args, kwargs)
     is_single = call.query.dim() == 2
-    x = [one[None] if is_single else one.transpose(0, 1) for one in (call.query, call.key, call.value)]
+    x = [tensor[None] if is_single else tensor.transpose(0, 1) for tensor in (call.query, call.key, call.value)]
     q, k, v = projected(call, *x)
     assert v is not None  # values were passed
     q_len, kv_len = q.shape[2], x[1].shape[1]

@@ -76,14 +76,14 @@ class History:
         of_cache = None if cache is None else self._states.get(cache)
         by_layer = [states for states in (of_cache, *self._states.values()) if states is not None]
         known = [states[name] for states in by_layer if name in states]
-        for one in known:
-            state = one.state.to(before)
+        for candidate in known:
+            state = candidate.state.to(before)
             if state.shape == before.shape and torch.equal(state, before):
-                return one
-        for one in known:
-            rows = _matching_items(one.state.to(before), before)
+                return candidate
+        for candidate in known:
+            rows = _matching_items(candidate.state.to(before), before)
             if rows is not None:
-                return one.select(rows)
+                return candidate.select(rows)
         if not before.any():
             return None
         reason = f"{name} continues from a state that was not recorded, and earlier keys cannot be read from it"
@@ -94,7 +94,7 @@ def _matching_items(known: Tensor, state: Tensor) -> list[int] | None:
     """Return the index in ``known`` that matches each batch item of ``state``; None if an item has no match."""
     if known.shape[1:] != state.shape[1:]:
         return None
-    rows = [next((i for i, item in enumerate(known) if torch.equal(item, one)), -1) for one in state]
+    rows = [next((i for i, item in enumerate(known) if torch.equal(item, wanted)), -1) for wanted in state]
     return None if -1 in rows else rows
 
 
@@ -163,12 +163,12 @@ def _namespaces(module: nn.Module) -> tuple[tuple[dict[str, Any], str], ...]:
 @functools.lru_cache(512)
 def _namespaces_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     bases = itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__)
-    methods = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
+    methods = (inspect.unwrap(method) for base in bases for method in vars(base).values() if inspect.isfunction(method))
     return tuple(
-        (one.__globals__, name)
-        for one in filter(inspect.isfunction, methods)  # a decorator may wrap a compiled function, which has no code
-        for name in one.__code__.co_names
-        if name in FUNCTIONS and name in one.__globals__
+        (method.__globals__, name)
+        for method in filter(inspect.isfunction, methods)  # a decorator may wrap a compiled function, which has no code
+        for name in method.__code__.co_names
+        if name in FUNCTIONS and name in method.__globals__
     )
 
 
@@ -267,9 +267,9 @@ class _Projection:
 
 def _note_projection(call: CapturedCall) -> Any:
     out = call.run()
-    for one in _running.stack[-1:]:
-        if isinstance(one, _Projection) and one.module is call.module:
-            one.out = out
+    for running in _running.stack[-1:]:
+        if isinstance(running, _Projection) and running.module is call.module:
+            running.out = out
     return out
 
 

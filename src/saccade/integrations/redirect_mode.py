@@ -181,8 +181,10 @@ class RedirectMode(FuseAttention):
 
     def _site(self) -> Site | None:
         """Return this handler's innermost running module, or None within `left_to_module`."""
-        running = (one for one in reversed(_running.stack) if one.handler is None or one.handler is self.handler)
-        return next((one.site for one in running), None)
+        running = (
+            entry for entry in reversed(_running.stack) if entry.handler is None or entry.handler is self.handler
+        )
+        return next((entry.site for entry in running), None)
 
 
 # For each of torch's attention functions: a function that runs a call, and one that returns why a call cannot run.
@@ -195,7 +197,7 @@ _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Callable[..., str]]] = {
 def run_redirected(handler: Handler, site: Site, forward: Callable[..., Any]) -> Any:
     """Run a module's ``forward`` and pass the attention calls in its own code to a handler."""
     site.checkpoint = top_hook()
-    site.outer = next((one.site for one in reversed(_running.stack) if one.handler is handler), None)
+    site.outer = next((entry.site for entry in reversed(_running.stack) if entry.handler is handler), None)
     with _running.within(_Running(handler, site)):
         modes = torch.overrides._get_current_function_mode_stack()
         is_on = any(isinstance(mode, RedirectMode) and mode.handler is handler for mode in modes)

@@ -114,21 +114,24 @@ def replace_attention(
         {name: number for number, (name, _) in enumerate(model.named_modules())},
     )
     parts = [*_parts(model, plan.left)]
-    reasons = [f"{one.name or 'the model'} is {type(one.module).__name__}: {one.reason}" for one in parts if one.reason]
+    reasons = [
+        f"{part.name or 'the model'} is {type(part.module).__name__}: {part.reason}" for part in parts if part.reason
+    ]
     reasons += _reasons_against_mechanism(mechanism, parts)
-    if all(one.name in plan.left for one in parts):
+    if all(part.name in plan.left for part in parts):
         reasons.append("it contains no attention module that is known here")
     if reasons:
-        left = ", ".join(repr(one.name) for one in parts if one.reason and one.name)
+        left = ", ".join(repr(part.name) for part in parts if part.reason and part.name)
         hint = f"leave=[{left}] keeps them unchanged; `saccade.mechanisms` and `saccade.nn` have parts for a new model"
         hint = hint if left else "`saccade.mechanisms` and `saccade.nn` have parts for a new model"
         raise unsupported(type(model).__name__, reasons, hint=hint)
-    for one in parts:
-        one.replace(plan)
+    for part in parts:
+        part.replace(plan)
     make_visible(model)
-    for part in model.modules():
-        if isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False  # its fast path creates nested tensors, which replaced layers do not accept
+    for submodule in model.modules():
+        if isinstance(submodule, nn.TransformerEncoder):
+            # The fast path creates nested tensors, which replaced layers do not accept.
+            submodule.use_nested_tensor = False
     return Replacements(plan.replaced, plan.order)
 
 
@@ -203,7 +206,7 @@ def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
     reason = _reason_against(module)
     if reason:
         return _Part(name, module, MODULE, reason)
-    is_whole = not any(one.startswith(f"{name}." if name else "") for one in left)
+    is_whole = not any(left_name.startswith(f"{name}." if name else "") for left_name in left)
     if is_pretrained(module) and is_whole and _runs_on_interface(module):
         return _Part(name, module, "model")
     if isinstance(module, nn.MultiheadAttention):
@@ -264,9 +267,9 @@ def _reasons_against_mechanism(mechanism: Mechanism | None, parts: list[_Part]) 
     """Yield the reasons why parts of a model cannot run a mechanism other than exact softmax."""
     if mechanism is None:
         return
-    for one in parts:
-        if one.method == "model":
-            yield f"{one.name or 'the model'} is a transformers model, which runs exact softmax"
+    for part in parts:
+        if part.method == "model":
+            yield f"{part.name or 'the model'} is a transformers model, which runs exact softmax"
 
 
 def _runs_on_interface(model: Any) -> bool:

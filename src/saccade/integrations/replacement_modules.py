@@ -71,7 +71,8 @@ class TorchAttention(StandIn):
             return self._of_nested(query, key, value, need_weights, average_attn_weights)
         is_single = query.dim() == 2
         x = [
-            one[None] if is_single else one if self.batch_first else one.transpose(0, 1) for one in (query, key, value)
+            tensor[None] if is_single else tensor if self.batch_first else tensor.transpose(0, 1)
+            for tensor in (query, key, value)
         ]
         is_self = self.mask is not None and self._is_self(x[0], x[0] if key is query else x[1])
         q, k, v = projected(self, *x)
@@ -203,7 +204,7 @@ def is_fused(module: nn.Module) -> bool:
     if not all(hasattr(module, name) for name in _FUSED) or not isinstance(module.num_heads, int):
         return False
     parameters = inspect.signature(type(module).forward).parameters.values()
-    needed = [one for one in parameters if one.default is inspect.Parameter.empty]
+    needed = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
     return len(needed) == 2 and isinstance(module.qkv, nn.Linear) and isinstance(module.proj, nn.Linear)
 
 

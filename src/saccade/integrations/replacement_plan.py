@@ -50,7 +50,7 @@ class Replacements(Sequence[Replaced]):
         self._replaced, self._order = replaced, order
 
     def _list(self) -> list[Replaced]:
-        return sorted(self._replaced.values(), key=lambda one: self._order.get(one.name, len(self._order)))
+        return sorted(self._replaced.values(), key=lambda item: self._order.get(item.name, len(self._order)))
 
     def __len__(self) -> int:
         return len(self._replaced)
@@ -65,7 +65,7 @@ class Replacements(Sequence[Replaced]):
         return self._list()[index]
 
     def __repr__(self) -> str:
-        rows = [(one.name or "(the model)", one.before, one.after, one.how) for one in self._list()]
+        rows = [(item.name or "(the model)", item.before, item.after, item.how) for item in self._list()]
         if not rows:
             return "Replacements: none so far; attention in a module's own code is found when it runs"
         widths = [max(len(row[column]) for row in rows) for column in range(3)]

@@ -83,8 +83,8 @@ class _Hook:
 
     def __call__(self, mechanism: nn.Module, args: Any, matrix: Matrix) -> Matrix | None:
         default, capture = self._listener
-        running = (one for one in reversed(_running.stack) if one.listener.capture is capture)
-        layer = next((one for one in running if one.holder in self._holders), None)
+        running = (holder for holder in reversed(_running.stack) if holder.listener.capture is capture)
+        layer = next((holder for holder in running if holder.holder in self._holders), None)
         if layer is not None or not _runs_above(sys._getframe(), self._holders):
             output = FutureOutput()
             capture.emit(default if layer is None else layer.listener.name, lambda: matrix, output)

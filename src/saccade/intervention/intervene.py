@@ -261,7 +261,7 @@ _ACTIVE: list[intervene] = []  # in the order in which they were entered
 
 def _active(module: nn.Module) -> list[intervene]:
     """Return the active interventions in models that contain a module."""
-    return [one for one in _ACTIVE if module in one._names]
+    return [intervention for intervention in _ACTIVE if module in intervention._names]
 
 
 def _is_most_recent(intervention: intervene, module: nn.Module) -> bool:
@@ -271,13 +271,15 @@ def _is_most_recent(intervention: intervene, module: nn.Module) -> bool:
 
 def _edits_of(module: nn.Module, number: int) -> list[Edit]:
     """Return all active interventions' edits to the attention call with index ``number`` in a module's forward pass."""
-    return [edit for one in _active(module) for edit in one._edits_of(one._name(module, number))]
+    return [
+        edit for intervention in _active(module) for edit in intervention._edits_of(intervention._name(module, number))
+    ]
 
 
 def _edited(module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix:
     """Return the edited matrix of a module that runs on saccade."""
-    for one in _active(module):
-        one._layers[one._name(module, 0)] = matrix.shape[1]
+    for intervention in _active(module):
+        intervention._layers[intervention._name(module, 0)] = matrix.shape[1]
     edits = _edits_of(module, 0)
     return edited(edits, make, matrix) if edits else matrix
 
@@ -291,7 +293,7 @@ def _checked_target(layer: object, head: object) -> tuple[str | int, tuple[int, 
     heads = (head,) if is_integer(head) else head
     if not isinstance(heads, Sequence) or isinstance(heads, str) or not heads or not all(map(is_integer, heads)):
         raise type_error("head", "be a number, a list of numbers, or None for all heads", shown(head))
-    return layer, tuple(int(one) for one in heads)
+    return layer, tuple(int(index) for index in heads)
 
 
 def _may_run_attention(module: nn.Module) -> bool:

@@ -65,7 +65,8 @@ class Selection:
 
         If layers are selected by index, it may be, because the index of such a module is unknown.
         """
-        return self._indices is None or bool(self._indices) or any(fnmatchcase(name, one) for one in self._patterns)
+        is_named = any(fnmatchcase(name, pattern) for pattern in self._patterns)
+        return self._indices is None or bool(self._indices) or is_named
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -76,7 +77,7 @@ class Selection:
     def unused(self) -> list[int | str]:
         """Selected indices and names that match no called layer."""
         chosen: list[int | str] = [*sorted(self._indices or ()), *self._patterns]
-        return [one for one in chosen if one not in self._used]
+        return [selected for selected in chosen if selected not in self._used]
 
 
 def _as_list(selection: object, name: str, kinds: tuple[type, ...]) -> list[object] | None:

@@ -137,9 +137,9 @@ class Run:
             if self._stored is None:
                 raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
             return statistics_of(self._stored.matrix())[1]
-        received = joined_sums([one["received"] for one in kept], [call.first_column for call in self.calls])
+        received = joined_sums([values["received"] for values in kept], [call.first_column for call in self.calls])
         return {
-            **{name: torch.cat([one[name] for one in kept], 2) for name in kept[0] if name != "received"},
+            **{name: torch.cat([values[name] for values in kept], 2) for name in kept[0] if name != "received"},
             "received": received,
         }
 
@@ -183,7 +183,7 @@ class Run:
         """
         check_statistics(statistics)
         if self._stored is not None and not (
-            len(self.calls) == 1 and all(one in self._statistics for one in statistics)
+            len(self.calls) == 1 and all(statistic in self._statistics for statistic in statistics)
         ):
             return self.matrix.compute(*statistics)
         return tuple(self._result(statistic) for statistic in statistics)
@@ -208,10 +208,12 @@ class Run:
     def _baseline(self, statistic: Statistic[Any, Any]) -> Any:
         if statistic not in self._statistics:
             raise self._missing(f"{statistic} was not computed while recording", "add it to keep=")
-        found = [call.uniform[self._statistics.index(statistic)] for call in self.calls]
-        if any(one is None for one in found):
+        baselines = [call.uniform[self._statistics.index(statistic)] for call in self.calls]
+        if any(baseline is None for baseline in baselines):
             raise self._missing(f"no uniform baseline of {statistic} was computed while recording")
-        return found[0] if len(found) == 1 else joined_results(statistic, found, [x.first_column for x in self.calls])
+        if len(baselines) == 1:
+            return baselines[0]
+        return joined_results(statistic, baselines, [call.first_column for call in self.calls])
 
     @property
     def _has_statistics(self) -> bool:
@@ -224,8 +226,8 @@ class Run:
                 return LargestWeight().uniform(self._stored.matrix()) > 0
             except UnsupportedError:  # no mask is known
                 return None
-        found = [call.sees for call in self.calls]
-        return None if any(one is None for one in found) else torch.cat([one for one in found if one is not None], 2)
+        visible = [call.sees for call in self.calls if call.sees is not None]
+        return torch.cat(visible, 2) if len(visible) == len(self.calls) else None
 
     def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Call `compute`; this is its former name."""

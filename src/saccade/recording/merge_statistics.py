@@ -70,7 +70,7 @@ def joined_summary(summaries: Sequence[Summary], first_columns: Sequence[int], r
         mean = torch.special.entr(received / count[..., None]).sum(-1)
         information = (mean - entropy.sum(-1) / count).clamp_min(0.0)
         answers["position_information"] = information.to(rows["entropy"].dtype)
-    return summary_of_results(answers, _joined_uniform([one.uniform for one in summaries], first_columns))
+    return summary_of_results(answers, _joined_uniform([summary.uniform for summary in summaries], first_columns))
 
 
 def _joined_uniform(parts: Sequence[Uniform], first_columns: Sequence[int]) -> Uniform:

@@ -164,14 +164,14 @@ def _hint(model: nn.Module) -> str:
 def _keep_options(keep: object) -> KeepOptions:
     requested = [keep] if isinstance(keep, str | Statistic) else list(keep) if isinstance(keep, Iterable) else [keep]
     statistics: list[Statistic[Any, Any]] = []
-    for one in requested:
-        if isinstance(one, str) and one in _STATISTICS:
-            added = _STATISTICS[one]
-        elif isinstance(one, Statistic):
-            added = (one,)
+    for item in requested:
+        if isinstance(item, str) and item in _STATISTICS:
+            added = _STATISTICS[item]
+        elif isinstance(item, Statistic):
+            added = (item,)
         else:
             names = ", ".join(f'"{name}"' for name in _STATISTICS)
-            got = one.__name__ if isinstance(one, type) else repr(one)
+            got = item.__name__ if isinstance(item, type) else repr(item)
             rule = f"be statistics of saccade.statistics, or some of {names}"
             raise type_error("keep", rule, got, hint="pass instances: keep=[Entropy()]")
         statistics += [statistic for statistic in added if statistic not in statistics]

@@ -35,17 +35,17 @@ class UniformBaselines:
         that may attend to a key, or None if no baseline is computed.
         """
         nothing = ((None,) * len(statistics), None)
-        wanted = [one for one in statistics if _has_baseline(one)]
+        wanted = [statistic for statistic in statistics if _has_baseline(statistic)]
         if not wanted:
             return nothing
         wanted.append(LargestWeight())
         inputs = matrix.inputs.current() if isinstance(matrix, AttentionMatrix) else None
         try:
-            found = self._of_inputs(inputs, wanted) if inputs is not None else matrix.uniform().compute(*wanted)
+            results = self._of_inputs(inputs, wanted) if inputs is not None else matrix.uniform().compute(*wanted)
         except UnsupportedError:  # no mask is known
             return nothing
-        answers = iter(found)
-        return tuple(next(answers) if _has_baseline(one) else None for one in statistics), found[-1] > 0
+        answers = iter(results)
+        return tuple(next(answers) if _has_baseline(statistic) else None for statistic in statistics), results[-1] > 0
 
     def _of_inputs(self, inputs: AttentionInputs, wanted: list[Statistic[Any, Any]]) -> tuple[Any, ...]:
         batch, heads, q_len, kv_len = inputs.shape

@@ -123,8 +123,8 @@ def _checked_pairs(pairs: object) -> list[tuple[Place, Place]]:
     for pair in pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or isinstance(pair, range) or len(pair) != 2:
             raise type_error("pairs", rule, shown(pair), hint=hint)
-        for one in pair:
-            if not (is_integer(one) or isinstance(one, str | range)):
+        for place in pair:
+            if not (is_integer(place) or isinstance(place, str | range)):
                 raise type_error("pairs", rule, shown(pair), hint=hint)
         checked.append((pair[0], pair[1]))
     if not checked:

@@ -43,7 +43,7 @@ def rank_heads(values: Tensor, *, layer: int | None = None, head: int | None = N
         for own_head, value in enumerate(row)
         if layer in (None, own_layer) and head in (None, own_head)
     ]
-    return sorted(heads, key=lambda one: -one.value)
+    return sorted(heads, key=lambda entry: -entry.value)
 
 
 def position_information(weights: Tensor) -> Tensor:

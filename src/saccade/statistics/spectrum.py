@@ -107,7 +107,7 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
             theta, distance, sweeps = found
             sigma = theta.clamp_min(0.0).sqrt()
             values[..., :rank] = sigma
-            # |s² - theta| <= distance for some singular value s, so |s - sigma| is at most distance / sigma and √distance.
+            # Some singular value s has |s² - theta| <= distance, so |s - sigma| <= distance / sigma and <= √distance.
             residuals[..., :rank] = torch.minimum(distance / sigma.clamp_min(1e-300), distance.sqrt())
             if bool((residuals <= tolerance * values[..., :1]).all()):
                 break

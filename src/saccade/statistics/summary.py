@@ -282,7 +282,7 @@ def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tenso
         most = even = received.new_zeros(received.shape[:2])
 
     def known(name: str, unit: str, meaning: str, values: Tensor, even: Tensor) -> Measure:
-        return Measure(name, unit, meaning, *(one.where(count > 0, torch.nan) for one in (values, even)))
+        return Measure(name, unit, meaning, *(x.where(count > 0, torch.nan) for x in (values, even)))
 
     yield known("most_received", "share of all", "received by the key that receives most", most / some, even / some)
     if "position_information" in answers:

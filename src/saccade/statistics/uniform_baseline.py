@@ -166,29 +166,29 @@ class _Sums:
     def __init__(self, info: MatrixInfo, positions: CheckedPair, near: tuple[Near, ...]):
         batch, heads, q_len, kv_len = info.shape
         self.info, self.near, self.positions = info, near, positions
-        self.statistics = [one.statistic(positions) for one in near]
+        self.statistics = [part.statistic(positions) for part in near]
 
         def zeros(length: int) -> Tensor:
             return torch.zeros(batch, heads, length, dtype=info.sum_dtype, device=info.device)
 
         self.visible, self.received, self.far = zeros(q_len), zeros(kv_len), zeros(q_len)
-        self.counts = {one.name: zeros(q_len) for one in near}
+        self.counts = {part.name: zeros(q_len) for part in near}
 
-    def add(self, batch: slice, heads: slice, rows: range, seen: Sequence[VisibleKeys]) -> None:
+    def add(self, batch: slice, heads: slice, rows: range, visible: Sequence[VisibleKeys]) -> None:
         index, wide = (batch, heads, as_slice(rows)), self.visible.dtype
         blocks: list[Block] = []
         counted: list[tuple[range, Tensor]] = []
-        for one in seen:
-            if one.first is not None and lead_of(*self.positions) is not None:
-                self._count(index, rows, one.keys, one.first)
-                counted.append((one.keys, one.first))
+        for part in visible:
+            if part.first is not None and lead_of(*self.positions) is not None:
+                self._count(index, rows, part.keys, part.first)
+                counted.append((part.keys, part.first))
                 continue
-            allowed = one.allowed
+            allowed = part.allowed
             if allowed is None:
-                assert one.first is not None
-                allowed = torch.arange(len(one.keys), device=one.first.device) < one.first[:, None]
-            allowed = allowed.expand(*self.visible[index].shape, len(one.keys)).to(wide)
-            block = Block(batch, heads, rows, (one.keys,), allowed)
+                assert part.first is not None
+                allowed = torch.arange(len(part.keys), device=part.first.device) < part.first[:, None]
+            allowed = allowed.expand(*self.visible[index].shape, len(part.keys)).to(wide)
+            block = Block(batch, heads, rows, (part.keys,), allowed)
             blocks.append(block)
             self.visible[index] += allowed.sum(-1)
             self.far[index] += Distance().of_rows(block, *self.positions)

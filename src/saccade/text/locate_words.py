@@ -41,13 +41,19 @@ def locate(word: str, tokens: Sequence[str]) -> range:
     if not any(" " in piece for piece in pieces[1:]) and tuple(tokens) == pieces:  # each token is a word
         pieces = tuple(f" {piece}" for piece in pieces)
     pieces = tuple(piece[1:] if piece[:1] == " " and has_no_spaces(piece[1:2]) else piece for piece in pieces)
-    found = _occurrences(word, pieces) or _occurrences(word.casefold(), [piece.casefold() for piece in pieces])
-    if len(found) != 1:
-        places = ", ".join(str(one.start) if len(one) == 1 else f"{one.start} to {one.stop - 1}" for one in found)
-        got = f"{word!r} at tokens {places}" if found else f"{word!r}, which does not"
-        hint = f"name one by its token: {found[-1].start}" if found else "words are compared without spaces around them"
+    matches = _occurrences(word, pieces) or _occurrences(word.casefold(), [piece.casefold() for piece in pieces])
+    if len(matches) != 1:
+        positions = ", ".join(
+            str(match.start) if len(match) == 1 else f"{match.start} to {match.stop - 1}" for match in matches
+        )
+        got = f"{word!r} at tokens {positions}" if matches else f"{word!r}, which does not"
+        hint = (
+            f"name one by its token: {matches[-1].start}"
+            if matches
+            else "words are compared without spaces around them"
+        )
         raise value_error("word", "occur once in the text", got, hint=hint)
-    return found[0]
+    return matches[0]
 
 
 def _occurrences(word: str, pieces: Sequence[str]) -> list[range]:
