@@ -48,20 +48,20 @@ class ObserveAttention(TorchFunctionMode):
         if torch.compiler.is_compiling() or in_backward():
             return func(*args, **kwargs)
         is_used = bool(self._states) and any(self._state(x) is not x for x in tensors_in((args, kwargs)))
-        noted = map_nested(self._state, (args, kwargs)) if is_used else (args, kwargs)
+        states = map_nested(self._state, (args, kwargs)) if is_used else (args, kwargs)
         if is_used and func in PRODUCTS:
             product = product_of(func, *map_nested(self._weights, (args, kwargs)))
-            found = None if product is None else attention_call(product, self._repeats)
-            if found is not None:
+            recovered = None if product is None else attention_call(product, self._repeats)
+            if recovered is not None:
                 out = func(*args, **kwargs)
-                self.report_call(*found, out)
+                self.report_call(*recovered, out)
                 return out
         out = self._plain(func, args, kwargs)
         if func in PRODUCTS:
             product = product_of(func, args, kwargs) if is_eager() else None
             self._note(out, None if product is None else scores_of(product, self._repeats), (args, kwargs))
         elif is_used:
-            self._note(args[0] if out is None and args else out, scores_after(func, *noted), noted)
+            self._note(args[0] if out is None and args else out, scores_after(func, *states), states)
         return out
 
     def report_call(self, call: AttentionCall, output: Output, out: Tensor) -> None:

@@ -22,8 +22,8 @@ ScoresFunction = Callable[..., Scores | RowMaximum | None]
 
 def _functions(*names: str) -> tuple[Callable[..., Any], ...]:
     """Return torch's functions and tensor methods with the given names."""
-    found = [getattr(owner, name, None) for name in names for owner in (torch, Tensor)]
-    return tuple(x for x in found if x is not None)
+    functions = [getattr(owner, name, None) for name in names for owner in (torch, Tensor)]
+    return tuple(x for x in functions if x is not None)
 
 
 def _multiply(a: Any, b: Any) -> Scores | None:

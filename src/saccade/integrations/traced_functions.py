@@ -63,11 +63,11 @@ class MaskFunctionData:
 
     def function(self) -> MaskFunction:
         """Build the mask function that this object describes."""
-        found: Any = getattr(importlib.import_module(HOME), self.name)
+        function_or_factory: Any = getattr(importlib.import_module(HOME), self.name)
         if self.name in _FUNCTIONS:
-            return cast("MaskFunction", found)
+            return cast("MaskFunction", function_or_factory)
         parts = [part.function() if isinstance(part, MaskFunctionData) else part for part in self.arguments]
-        return cast("MaskFunction", found(*parts))
+        return cast("MaskFunction", function_or_factory(*parts))
 
 
 def factory_data(name: str, arguments: tuple[Any, ...]) -> MaskFunctionData | None:

@@ -55,8 +55,8 @@ class CallMask(Unread):
     ends: tuple[Tensor, ...] = ()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        found = (self.q_offset, self.is_token, *self.allowed, self.position_ids, *self.ends)
-        return tuple(x for x in found if isinstance(x, Tensor))
+        fields = (self.q_offset, self.is_token, *self.allowed, self.position_ids, *self.ends)
+        return tuple(x for x in fields if isinstance(x, Tensor))
 
     def restricted(self, allowed: Tensor) -> CallMask:
         """Return the mask restricted to pairs that are True in ``allowed``."""

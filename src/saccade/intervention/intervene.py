@@ -176,8 +176,8 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._stack = None
         unused = [edit for edit in self._edits if not edit.was_used]
         if exc_type is None and unused:
-            there = ", ".join(self._layers) or "none"
-            raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}")
+            ran = ", ".join(self._layers) or "none"
+            raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {ran}")
         if exc_type is None:
             self._warn_of_unused_rows()
 
@@ -245,8 +245,8 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             for head in range(count)
         ]
         if not heads:
-            there = ", ".join(unedited.layers) or "none"
-            raise value_error("layers", "name layers whose attention runs", shown(chosen), hint=f"these ran: {there}")
+            ran = ", ".join(unedited.layers) or "none"
+            raise value_error("layers", "name layers whose attention runs", shown(chosen), hint=f"these ran: {ran}")
 
         def without(layer: str, head: int) -> float:
             with torch.no_grad(), intervene(model) as edit:

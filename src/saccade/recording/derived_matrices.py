@@ -147,9 +147,9 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     Cost: for softmax attention and recurrences, the queries and keys of these heads are copied. For any other matrix
     nothing is copied, and heads are computed one at a time.
     """
-    there = matrix.shape[1]
-    if not all(0 <= head < there for head in heads):
-        raise value_error("heads", f"be from 0 to {there - 1}", list(heads))
+    num_heads = matrix.shape[1]
+    if not all(0 <= head < num_heads for head in heads):
+        raise value_error("heads", f"be from 0 to {num_heads - 1}", list(heads))
     if isinstance(matrix, RecurrenceMatrix):
         return matrix.of_heads(heads)
     if not isinstance(matrix, AttentionMatrix):
@@ -158,7 +158,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     if inputs.tile_function is not None or inputs.modification is not None:
         return ChosenHeads(matrix, heads)
     index = list(heads)
-    bias, rule, share = inputs.bias, inputs.rule, there // inputs.key.shape[1]
+    bias, rule, share = inputs.bias, inputs.rule, num_heads // inputs.key.shape[1]
     if bias is not None and bias.source.shape[1] > 1:
         bias = bias.of(bias.source[:, index])
     if rule.shape[1] > 1 or rule.asks_functions:  # a function may depend on the head even if the shape does not show it

@@ -100,9 +100,9 @@ def _row_axes(statistic: Statistic[Any, Any]) -> list[int | None]:
     To identify the axes, compute the empty result for a matrix whose four sizes are distinct.
     """
     info = MatrixInfo(_PROBE, torch.float32, torch.device("cpu"))
-    found: list[int | None] = []
+    row_axes: list[int | None] = []
     for leaf in tree_flatten(statistic.finish(statistic.start(info)))[0]:
         shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
-        rows = [axis for axis, size in enumerate(shape) if size == _PROBE[2]]
-        found.append(rows[0] if len(rows) == 1 and _PROBE[3] not in shape else None)
-    return found
+        candidates = [axis for axis, size in enumerate(shape) if size == _PROBE[2]]
+        row_axes.append(candidates[0] if len(candidates) == 1 and _PROBE[3] not in shape else None)
+    return row_axes

@@ -103,13 +103,13 @@ class Recording(Mapping[str, Run]):
 
         Cost: none if statistics were recorded.
         """
-        found = [run.summary().named(name).values for run in self.values()]
-        shapes = sorted({tuple(values.shape) for values in found})
+        values_by_layer = [run.summary().named(name).values for run in self.values()]
+        shapes = sorted({tuple(values.shape) for values in values_by_layer})
         if len(shapes) != 1:
             got = ", ".join(map(str, shapes)) or "no layers"
             hint = "record(model, layers=...) selects layers of equal shapes"
             raise value_error("layers", "have equal batches and heads", got, hint=hint)
-        return torch.stack(found)
+        return torch.stack(values_by_layer)
 
     def to_rows(self) -> list[TableRow]:
         """Return a table with a row for each statistic of each head, as a list of dicts for ``pandas.DataFrame``.
@@ -228,5 +228,5 @@ class Recording(Mapping[str, Run]):
             return names[layer]
         if layer in self._runs:
             return str(layer)
-        there = ", ".join(names) or "none, since nothing was recorded"
-        raise KeyError(f"Recording: layer must be one of {there}; got {layer!r}.")
+        available = ", ".join(names) or "none, since nothing was recorded"
+        raise KeyError(f"Recording: layer must be one of {available}; got {layer!r}.")

@@ -87,12 +87,12 @@ def _of_summary(run: Run) -> Iterator[Measure]:
     except UnsupportedError:
         if not run._has_statistics:
             return
-    even = _plain_baselines(run)
+    baselines = _plain_baselines(run)
     for name, values in run.statistics.items():
         if name != "received":
             mean = values.mean(-1)
             unknown = mean.new_full(mean.shape, math.nan)
-            yield Measure(name, _unit(name), "", mean, even[name].mean(-1) if name in even else unknown)
+            yield Measure(name, _unit(name), "", mean, baselines[name].mean(-1) if name in baselines else unknown)
 
 
 def _plain_baselines(run: Run) -> dict[str, Tensor]:

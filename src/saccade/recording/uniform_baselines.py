@@ -49,24 +49,24 @@ class UniformBaselines:
 
     def _of_inputs(self, inputs: AttentionInputs, wanted: list[Statistic[Any, Any]]) -> tuple[Any, ...]:
         batch, heads, q_len, kv_len = inputs.shape
-        alike = inputs.rule.shape[1] == 1 and not inputs.rule.asks_functions
-        one_item = alike and inputs.rule.shape[0] == 1 and all(map(_is_same_for_all_items, wanted))
-        shape = (1 if one_item else batch, 1 if alike else heads, q_len, kv_len)
+        is_shared = inputs.rule.shape[1] == 1 and not inputs.rule.asks_functions
+        is_single_item = is_shared and inputs.rule.shape[0] == 1 and all(map(_is_same_for_all_items, wanted))
+        shape = (1 if is_single_item else batch, 1 if is_shared else heads, q_len, kv_len)
         is_value = inputs.rule.is_value and not inputs.rule.asks_functions  # equal masks allow the same pairs
         key = (inputs.rule, shape, inputs.origin, inputs.dtype, inputs.device) if is_value else None
         with self._lock:
-            found = None if key is None else self._known.get(key)
-        if found is None:
-            even = uniform_inputs(inputs)
-            query, keys = even.query[: shape[0], : shape[1]], even.key[: shape[0]]
-            keys = keys[:, :1] if alike else keys
-            found = matrix_from_inputs(even.replaced(shape=shape, query=query, key=keys)).compute(*wanted)
+            results = None if key is None else self._known.get(key)
+        if results is None:
+            uniform = uniform_inputs(inputs)
+            query, keys = uniform.query[: shape[0], : shape[1]], uniform.key[: shape[0]]
+            keys = keys[:, :1] if is_shared else keys
+            results = matrix_from_inputs(uniform.replaced(shape=shape, query=query, key=keys)).compute(*wanted)
             if key is not None:
                 with self._lock:
-                    self._known[key] = found
+                    self._known[key] = results
                     for old in [*self._known][:-_REMEMBERED]:
                         del self._known[old]
-        return tuple(x.expand(batch, heads, *x.shape[2:]) for x in found)
+        return tuple(x.expand(batch, heads, *x.shape[2:]) for x in results)
 
 
 def _has_baseline(statistic: Statistic[Any, Any]) -> bool:

@@ -108,8 +108,8 @@ def _links_of(layer: _Layer, count: int, batch: int, heads: Sequence[int] | None
 
 def _between(matrix: Matrix, ranges: list[tuple[range, range]], batch: int) -> Tensor:
     """Return the attention between ranges of tokens, ``[heads, pairs]``: summed over keys, averaged over queries."""
-    found = [matrix[batch, :, rows.start : rows.stop, keys.start : keys.stop].sum(-1).mean(-1) for rows, keys in ranges]
-    return torch.stack(found, -1).detach()
+    sums = [matrix[batch, :, rows.start : rows.stop, keys.start : keys.stop].sum(-1).mean(-1) for rows, keys in ranges]
+    return torch.stack(sums, -1).detach()
 
 
 def _checked_pairs(pairs: object) -> list[tuple[Place, Place]]:

@@ -103,8 +103,8 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     values = torch.zeros(batch, heads, k, dtype=wide, device=matrix.device)
     residuals, sweeps = values.clone(), 0
     with torch.no_grad():
-        for found in _krylov_sweeps(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
-            theta, distance, sweeps = found
+        for state in _krylov_sweeps(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
+            theta, distance, sweeps = state
             sigma = theta.clamp_min(0.0).sqrt()
             values[..., :rank] = sigma
             # Some singular value s has |s² - theta| <= distance, so |s - sigma| <= distance / sigma and <= √distance.

@@ -209,8 +209,8 @@ def blocks_for(matrix: MatrixLike, statistics: Collection[Statistic[Any, Any]]) 
     if not any(statistic.needs_all_heads for statistic in statistics):
         return iter(matrix.blocks() if statistics else ())
     q_len = matrix.shape[2]
-    few = [range(first, min(first + _ROWS, q_len)) for first in range(0, q_len, _ROWS)]
-    return (block for rows in few for block in matrix.blocks(rows=rows))
+    row_ranges = [range(first, min(first + _ROWS, q_len)) for first in range(0, q_len, _ROWS)]
+    return (block for rows in row_ranges for block in matrix.blocks(rows=rows))
 
 
 def compute_from_weights(weights: Tensor, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:

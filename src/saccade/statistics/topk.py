@@ -89,10 +89,10 @@ def _largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if shares < _FEWEST_SHARES:
         return weights.topk(k, -1)
     width = columns // shares
-    even = shares * width
-    best = weights[..., :even].unflatten(-1, (shares, width)).amax(-2).topk(k, -1, sorted=False).indices
-    starts = torch.arange(0, even, width, device=weights.device)
-    rest = torch.arange(even, columns, device=weights.device).expand(*weights.shape[:-1], -1)
+    covered = shares * width
+    best = weights[..., :covered].unflatten(-1, (shares, width)).amax(-2).topk(k, -1, sorted=False).indices
+    starts = torch.arange(0, covered, width, device=weights.device)
+    rest = torch.arange(covered, columns, device=weights.device).expand(*weights.shape[:-1], -1)
     candidates = torch.cat([(best[..., None] + starts).flatten(-2), rest], -1)
     largest, chosen = weights.gather(-1, candidates).topk(k, -1)
     return largest, candidates.gather(-1, chosen)
