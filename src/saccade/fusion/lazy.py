@@ -259,7 +259,7 @@ class LazyTensor(Tensor):
         return _Node.apply(pending, *operands) if operands else cls(pending)
 
     def update(self, scores: Scores, operation: Operation) -> None:
-        """Apply an in-place operation to the lazy tensor, which must be the only tensor of its family in use."""
+        """Apply an in-place operation to the lazy tensor; `Pending.can_change_in_place` must be True."""
         self.pending.scores, self.pending.operation = scores, operation
         operation.memory = self.pending.memory
         operands = self.pending.differentiable

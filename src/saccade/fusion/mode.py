@@ -55,9 +55,9 @@ class FuseAttention(TorchFunctionMode):
     Args:
         run: computes the output of an attention call; by default, saccade does.
         on_attention: called with each attention call that was run.
-        on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax whose result is multiplied
-            by values, possibly after dropout, casts, views and elementwise changes, but cannot run as an attention
-            call.
+        on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax that the model multiplies
+            by values, but that cannot run as an attention call. Dropout, casts, views and elementwise changes may come
+            before the product.
         on_unknown: called for each product with any other tensor derived from a softmax, such as a slice of the
             weights; used only together with ``on_weights``.
 

@@ -91,7 +91,7 @@ def attention_call(
 
     It is not possible if the values depend on the query, if the weights are not summed over the axis of the softmax,
     or if the model's result may differ from exact attention because of rows without a visible key, NaN or inf, or a
-    mask whose numbers are not negative enough to mask a pair.
+    mask with numbers that are not negative enough to mask a pair.
 
     Args:
         product: the product.

@@ -62,7 +62,7 @@ class Scores:
         shift: sum of the numbers that were added; it does not affect the softmax.
         maximum_of: the factors of the axis whose maximum was subtracted. This does not affect a softmax over that axis.
         fills: the masks that were applied.
-        zeros: pairs whose scores were multiplied by 0, which must be masked later.
+        zeros: pairs whose scores were multiplied by 0; a later mask must hide them.
         softmax: the factors of the axis over which a softmax was applied.
         dropout_p: dropout probability of the weights.
         operands: each tensor that was read, with its version counter at that time. If the counter has changed, the
@@ -201,7 +201,7 @@ class Scores:
     # ---- values ------------------------------------------------------------------------------------------------
 
     def times_number(self, number: float) -> Scores | None:
-        """Return the scores times a number, which must be positive if the scores have a mask or a cap."""
+        """Return the scores times a number; it must be positive if the scores have a mask or a cap."""
         is_fixed = bool(self.fills) or self.cap is not None
         if self.softmax is not None or not math.isfinite(number) or number == 0 or (is_fixed and number < 0):
             return None
@@ -280,7 +280,7 @@ class Scores:
         return replace(self, dtype=dtype) if dtype in FLOATS else None
 
     def softmaxed(self, axis: int, dtype: torch.dtype | None = None) -> Scores | None:
-        """Return the attention weights: the softmax of the scores over an axis, which must be the key axis."""
+        """Return the attention weights: the softmax of the scores over an axis. It must be the key axis."""
         is_known = self.maximum_of in (None, self.axes.axes[axis])
         if not (self.is_keys(axis) and is_known) or dtype not in (None, *FLOATS):
             return None

@@ -33,7 +33,7 @@ def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
     Args:
         model: any torch model.
         callback: called as ``callback(name, captured)`` after a layer's own kernel has run; ``captured()`` returns the
-            matrix, which references tensors of the model that may change after the call.
+            matrix. It references tensors of the model that may change after the call.
 
     Yields:
         The capture. Its ``not_recorded`` lists layers that seem to compute attention but cannot be recorded.

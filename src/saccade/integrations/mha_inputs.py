@@ -55,7 +55,7 @@ def rule_of(
     """Convert the masks of ``nn.MultiheadAttention``, where True means *ignore*, to a mask rule and a bias.
 
     Raises:
-        TypeError: ``attn_mask`` is a tensor without values, whose uninitialized memory torch's layers would add.
+        TypeError: ``attn_mask`` has no values, so torch's layers would add uninitialized memory.
     """
     batch, heads, _, kv_len = shape
     rule: Mask = Full()
@@ -84,6 +84,6 @@ def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> M
 
 
 def _wider(mask: Tensor, kv_len: int) -> Tensor:
-    """Extend a mask tensor by the keys that ``nn.MultiheadAttention`` adds, which every query may attend to."""
+    """Extend a mask tensor by the keys that ``nn.MultiheadAttention`` adds; every query may attend to these."""
     more = kv_len - mask.shape[-1]
     return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask

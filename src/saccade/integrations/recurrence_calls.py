@@ -101,7 +101,7 @@ def _step(raw: Tensor, bias: Tensor | None, arguments: Arguments) -> Tensor:
 
 
 def _ssd(query: Tensor, key: Tensor, step: Tensor, rate: Tensor) -> Tokens:
-    """Return the `Tokens` of a Mamba-2 call; the log decay is ``step`` times ``rate [heads]``, which is negative."""
+    """Return the `Tokens` of a Mamba-2 call; the log decay is ``step`` times the (negative) ``rate [heads]``."""
     return Tokens(_LINEAR, query, key, step * rate[:, None].to(step), step)
 
 

@@ -64,7 +64,7 @@ def swap_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism
         module: changed in place.
         kind: the class with the new ``forward``.
         mask: a pattern for self-attention; None for no pattern.
-        mechanism: the mechanism, which is copied; `saccade.mechanisms.Softmax` when None.
+        mechanism: the mechanism to copy; `saccade.mechanisms.Softmax` when None.
     """
     copied = Softmax() if mechanism is None else copy.deepcopy(mechanism)
     like = next(module.parameters())

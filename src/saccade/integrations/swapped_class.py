@@ -33,7 +33,7 @@ _classes: dict[Any, type[SwappedClass]] = {}
 
 
 def swap_class(module: nn.Module, kind: type[SwappedClass]) -> None:
-    """Change a module's class in place to a combination of its class and ``kind``, which has the new ``forward``."""
+    """Change a module's class in place to a combination of its class and ``kind``; ``kind`` has the new ``forward``."""
     module.__class__ = _class_of(kind, type(module))
 
 

@@ -37,8 +37,8 @@ _RESERVED_NAMES = ("eager", "flex_attention")
 def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) -> str:
     """Register saccade's exact attention with transformers, for ``model.set_attn_implementation("saccade")``.
 
-    The model keeps its pattern (causal, sliding window, bidirectional, packed documents, padding), which reaches the
-    kernel as a rule and is never expanded to a dense mask. Scale, softcap, sinks, position bias, grouped heads and
+    The model keeps its pattern (causal, sliding window, bidirectional, packed documents, padding). The pattern reaches
+    the kernel as a rule and is never expanded to a dense mask. Scale, softcap, sinks, position bias, grouped heads and
     dropout are supported. Other arguments that change attention, such as ``output_attentions=True``, raise an error;
     arguments that no attention function reads are ignored, as in transformers. Logits and gradients equal those of the
     eager implementation, except that a token that may attend to nothing (left padding) gets output 0, whereas eager

@@ -213,7 +213,7 @@ def _placed_for_flash(
     *,
     is_causal: bool,
 ) -> Placed:
-    """Build the mask of a call to ``flash_attention_2`` or a similar function, which takes padding and a window.
+    """Build the mask of a call to ``flash_attention_2`` or a similar function, from its padding and window.
 
     Args:
         q_len, kv_len: numbers of queries and keys; the last query has the position of the last key.

@@ -23,7 +23,7 @@ class CallEnd(NamedTuple):
 
     Attributes:
         newest: the key of the last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.
-        last: the last key of the call, which differs from ``newest`` if the cache has free slots.
+        last: the last key of the call; it differs from ``newest`` if the cache has free slots.
         tokens: number of keys in the full text up to the last token.
         kv_len: number of keys in the call.
         position: position of the last query; None if batch items have different positions.

@@ -97,7 +97,7 @@ def record(
             runs, if a layer computes an unsupported matrix, or a recurrent layer continues from an unrecorded state.
 
     Cost: passes over the matrix for the statistics (see `saccade.Matrix.summary`, `saccade.Matrix.compute`) and
-    O(length) memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
+    O(length) memory; for "qk", a copy of O(length · width), the better choice for long generations.
     ``nn.MultiheadAttention`` projects queries and keys a second time.
 
     Example:

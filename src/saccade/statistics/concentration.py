@@ -104,7 +104,7 @@ class Coverage(PerRow):
         TypeError, ValueError: ``shares`` is not a tuple of one or more numbers between 0 and 1.
         UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: sorts every row, which takes about as long as two matrix products on CPU; O(q_len · len(shares)) memory.
+    Cost: a sort of every row, about as slow as two matrix products on CPU; O(q_len · len(shares)) memory.
 
     Example:
         >>> from saccade import AttentionMatrix

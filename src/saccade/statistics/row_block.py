@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-_ENTRIES = 1 << 18  # number of weights in a block, which take a megabyte
+_ENTRIES = 1 << 18  # maximum number of weights in a block: a megabyte
 _LEAST_LOG = -1000.0  # below the log of any positive number in any dtype; its square is finite
 
 
