@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import masking_utils as theirs
 
-from saccade.integrations.mask_functions import as_rule, place
+from saccade.integrations.mask_functions import as_rule, placed_rule
 
 LENGTH = 12
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 4 + [2] * 3, [0] * 12])
@@ -79,7 +79,7 @@ def test_the_mask_that_they_write_out(name, attention_mask, sizes):
     }[attention_mask]
     options = {"allow_is_causal_skip": False, "mask_function": function, "attention_mask": padding}
     expected = theirs.sdpa_mask(2, **sizes, **options)
-    rule, q, kv = place(function, padding, **sizes)[:3]
+    rule, q, kv = placed_rule(function, padding, **sizes)[:3]
     places = (torch.arange(span.start, span.stop) for span in (q, kv))
     allowed = rule.to_dense(len(q), len(kv), batch=2, **dict(zip(("q_positions", "kv_positions"), places, strict=True)))
     assert torch.equal(allowed, expected.expand(2, 1, -1, -1))

@@ -1,4 +1,4 @@
-"""Inspect calls to torch functions: which tensors are among the arguments, and whether the call writes into them."""
+"""Inspect calls to torch functions: which tensors are among the arguments, and whether the call writes to them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+def map_nested(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to each item in the nested arguments of a torch call; faster than torch's pytree functions."""
     if type(tree) is tuple:
-        return tuple([mapped(function, x) for x in tree])
+        return tuple([map_nested(function, x) for x in tree])
     if type(tree) is list:
-        return [mapped(function, x) for x in tree]
+        return [map_nested(function, x) for x in tree]
     if type(tree) is dict:
-        return {name: mapped(function, x) for name, x in tree.items()}
+        return {name: map_nested(function, x) for name, x in tree.items()}
     return function(tree)
 
 
@@ -32,7 +32,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 @functools.cache
 def writes(func: Callable[..., Any]) -> bool:
-    """Return whether a torch function writes into its arguments, or exposes their memory."""
+    """Return whether a torch function writes to its arguments, or exposes their memory."""
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.is_mutable
     name = str(getattr(func, "__name__", ""))

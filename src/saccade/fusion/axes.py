@@ -1,4 +1,4 @@
-"""The axes of a lazy tensor, each a product of factors (sub-axes) that views and transpositions regroup."""
+"""The axes of a lazy tensor. Each axis is a product of factors (sub-axes), which views and transpositions regroup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _names = itertools.count()
 
 
 def new_factor() -> int:
-    """Return a unique number that names a new factor of an axis."""
+    """Return a unique integer that identifies a new factor of an axis."""
     return next(_names)
 
 
@@ -25,7 +25,7 @@ class Axes:
     """The visible axes of a tensor, each a product of factors: sub-axes of fixed size.
 
     ``view(batch, heads, n, m)`` of a tensor ``[batch * heads, n, m]`` splits a factor; a transposition permutes axes.
-    The operands of a lazy tensor have one dimension for each factor, so a view does not change them.
+    The operands of a lazy tensor have one dimension per factor, so a view changes them only if it splits a factor.
 
     Args:
         sizes: the size of each factor: at least 2, or 1 for a single query or key.
@@ -42,12 +42,12 @@ class Axes:
 
     @property
     def is_regrouped(self) -> bool:
-        """Whether the factors are no longer in their original order, so that a copy would have a different layout."""
+        """Whether the factors are out of their original order, so a contiguous copy would have another layout."""
         factors = [factor for axis in self.axes for factor in axis]
         return factors != sorted(factors)
 
     def view(self, shape: Sequence[int]) -> tuple[Axes, dict[int, Axis]] | None:
-        """Return the axes after ``view(shape)`` and the factors that it splits, or None if it would mix factors."""
+        """Return the axes after ``view(shape)`` and the parts of each split factor; None if it would mix factors."""
         sizes, splits, axes = dict(self.sizes), dict[int, Axis](), list[list[int]]()
         factors = [factor for axis in self.axes for factor in axis][::-1]
         if math.prod(shape) != math.prod(self.shape):
@@ -60,16 +60,16 @@ class Axes:
                 start = len(axes) + 1
             while rest > 1:
                 factor = factors.pop()
-                own = sizes[factor]
-                if own > rest and own % rest == 0:
+                factor_size = sizes[factor]
+                if factor_size > rest and factor_size % rest == 0:
                     first, second = new_factor(), new_factor()
-                    sizes[first], sizes[second], splits[factor] = rest, own // rest, (first, second)
+                    sizes[first], sizes[second], splits[factor] = rest, factor_size // rest, (first, second)
                     factors.append(second)
-                    factor, own = first, rest
-                if rest % own:
+                    factor, factor_size = first, rest
+                if rest % factor_size:
                     return None
                 axis.append(factor)
-                rest //= own
+                rest //= factor_size
             axes.append(axis)
         _place_single(factors, sizes, axes, start)
         whole = {factor: _leaves(factor, splits) for factor in splits if factor in self.sizes}
@@ -81,24 +81,24 @@ class Axes:
 
     def broadcasts(self, shape: Sequence[int]) -> bool:
         """Return whether a tensor with the given shape broadcasts to the lazy tensor without enlarging it."""
-        own = self.shape
-        sizes = zip(reversed(shape), reversed(own), strict=False)
-        return len(shape) <= len(own) and all(size in (1, visible) for size, visible in sizes)
+        visible_shape = self.shape
+        sizes = zip(reversed(shape), reversed(visible_shape), strict=False)
+        return len(shape) <= len(visible_shape) and all(size in (1, visible) for size, visible in sizes)
 
     def by_factor(self, x: Tensor, factors: Sequence[int]) -> Tensor:
-        """Reshape a tensor that broadcasts to the lazy tensor to one dimension, possibly of size 1, for each factor."""
+        """Reshape a tensor that broadcasts to the lazy tensor: one dimension per factor, of full size or size 1."""
         x = x[(None,) * (len(self.axes) - x.dim())]
         return split_axes(x, self.axes, self.sizes, factors)
 
 
 def _place_single(factors: list[int], sizes: Mapping[int, int], axes: list[list[int]], start: int) -> None:
-    """Take factors of size 1 from the end of a list, and assign them to the last axes, which also have size 1.
+    """Pop the next factors of size 1, and assign them to the trailing axes, which also have size 1.
 
     Args:
         factors: the remaining factors, in reverse order.
         sizes: the size of each factor.
         axes: the factors of the axes so far.
-        start: index of the first of the trailing axes of size 1. Any further factors join the axis before it.
+        start: index of the first trailing axis of size 1. Any further factors join the axis before it.
     """
     single = list[int]()
     while factors and sizes[factors[-1]] == 1:
@@ -111,7 +111,7 @@ def _place_single(factors: list[int], sizes: Mapping[int, int], axes: list[list[
 
 
 def split_axes(x: Tensor, axes: Sequence[Axis], sizes: Mapping[int, int], factors: Sequence[int]) -> Tensor:
-    """Split each dimension of a tensor into the factors of its axis, unless it has size 1, and sort the factors."""
+    """Split each dimension of a tensor into the factors of its axis, and permute them to the order of ``factors``."""
     split, names = list[int](), list[int]()
     for size, axis in zip(x.shape, axes, strict=False):
         split += [1 if size == 1 else sizes[factor] for factor in axis]
@@ -124,7 +124,7 @@ def split_axes(x: Tensor, axes: Sequence[Axis], sizes: Mapping[int, int], factor
 
 
 def renamed(factors: Iterable[int], splits: Mapping[int, Axis]) -> Axis:
-    """Replace each factor of an axis that was split by its parts."""
+    """Replace each split factor by its parts."""
     return tuple(part for factor in factors for part in splits.get(factor, (factor,)))
 
 

@@ -1,4 +1,4 @@
-"""Fuse attention in checkpointed layers when the backward pass recomputes them, as in the first run."""
+"""Make the backward pass fuse attention when it recomputes checkpointed layers, as the forward pass did."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 def enter_when_recomputed(context: Context) -> bool:
-    """Make the running checkpoint enter a context when it is recomputed; return False if that is not possible.
+    """Make the running checkpoint enter a context when it is recomputed; return False if this is impossible.
 
-    `torch.utils.checkpoint` stores the checkpointed function in an object that its hook for saved tensors refers to.
+    `torch.utils.checkpoint` stores the checkpointed function in an object that its saved-tensor hook refers to.
     """
     pack = top_hook()
     name = getattr(pack, "__qualname__", "")
     if pack is None or name.startswith("_recomputation_hook."):
         return True
     if not name.startswith("_checkpoint_hook."):
-        return False  # other hooks may hide those of a checkpoint
+        return False  # other hooks may hide a checkpoint's hooks
     cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True)
     frame = next((cell.cell_contents for name, cell in cells if name == "frame"), None)
     run = getattr(frame, "recompute_fn", None)
@@ -34,7 +34,7 @@ def enter_when_recomputed(context: Context) -> bool:
 
 
 def top_hook() -> Any:
-    """Return the innermost hook that saves tensors for a backward pass, such as a checkpoint's, or None."""
+    """Return the innermost saved-tensor hook, such as a checkpoint's; None if there is none."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else hooks[0]
 

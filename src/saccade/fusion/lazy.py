@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.fusion.arguments import mapped, tensors_in
+from saccade.fusion.arguments import map_nested, tensors_in
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores
 from saccade.support.torch_modes import any_autocast
@@ -35,7 +35,7 @@ METADATA = frozenset(
         ),
     }
 )
-"""Properties that a lazy tensor has without its values."""
+"""Functions that read only metadata, so they do not need a lazy tensor's values."""
 
 _LIKE = frozenset(
     {
@@ -47,20 +47,20 @@ _AS = frozenset({Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.typ
 
 
 class Operation:
-    """A deferred call to a torch function, which returns the same result as an immediate call would have.
+    """A deferred call to a torch function, with the same result as an immediate call.
 
     Args:
-        func, args, kwargs: the call; an `Operation` among the arguments is replaced by its result.
+        func, args, kwargs: the call; each `Operation` among the arguments is replaced by its result.
 
     Attributes:
         differentiable: the tensors among the arguments that require gradients.
-        aliases: a view of each of these tensors, which replaces it as an argument when the call is run.
+        aliases: views of these tensors, passed in their place when the call runs.
         memory: an object that identifies the memory of the result; calls with the same object may share memory.
     """
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self._call = (func, args, kwargs)
-        self._setting = _setting()
+        self._settings = _current_settings()
         is_on = torch.is_grad_enabled()
         self.tensors = list(tensors_in((args, kwargs)))
         self.differentiable = [x for x in self.tensors if is_on and x.requires_grad]
@@ -68,14 +68,14 @@ class Operation:
         self.memory: object = None
 
     def run(self, results: dict[Operation, Any]) -> Any:
-        """Run the deferred call and all calls that it depends on, except those with known results."""
+        """Run the deferred call and the calls that it depends on, skipping those whose results are known."""
         if self not in results:
-            func, args, kwargs = mapped(lambda x: x.run(results) if type(x) is Operation else x, self._call)
-            with _as_set(self._setting):
+            func, args, kwargs = map_nested(lambda x: x.run(results) if type(x) is Operation else x, self._call)
+            with _with_settings(self._settings):
                 if self.differentiable:
                     self.aliases = [x.view_as(x) for x in self.differentiable]
                     aliases, originals = iter(self.aliases), {id(x) for x in self.differentiable}
-                    args, kwargs = mapped(lambda x: next(aliases) if id(x) in originals else x, (args, kwargs))
+                    args, kwargs = map_nested(lambda x: next(aliases) if id(x) in originals else x, (args, kwargs))
                 out = func(*args, **kwargs)
                 results[self] = args[0] if out is None else out  # index assignment returns None
         return results[self]
@@ -83,13 +83,13 @@ class Operation:
     def with_dependencies(self) -> Iterator[Operation]:
         """Yield the deferred calls that this call depends on, then the call itself."""
         operations: list[Operation] = []
-        mapped(lambda x: operations.append(x) if type(x) is Operation else None, self._call)
+        map_nested(lambda x: operations.append(x) if type(x) is Operation else None, self._call)
         for operation in operations:
             yield from operation.with_dependencies()
         yield self
 
 
-def _setting() -> tuple[Any, ...]:
+def _current_settings() -> tuple[Any, ...]:
     """Return the current gradient and autocast settings, to be restored when a deferred call runs."""
     devices = _DEVICES if any_autocast() else ()
     casts = tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices)
@@ -97,17 +97,17 @@ def _setting() -> tuple[Any, ...]:
 
 
 @contextmanager
-def _as_set(setting: tuple[Any, ...]) -> Iterator[None]:
+def _with_settings(settings: tuple[Any, ...]) -> Iterator[None]:
     """Restore gradient and autocast settings within the block, and disable torch function modes."""
     with ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())
-        if _setting() != setting:
-            grad, inference, casts = setting
+        if _current_settings() != settings:
+            grad, inference, casts = settings
             if inference != torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(grad))
             off = tuple((device, False, torch.get_autocast_dtype(device)) for device in _DEVICES)
-            now = _setting()[2] or off
+            now = _current_settings()[2] or off
             for device, is_on, dtype in set(casts or off) - set(now):
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=is_on))
         yield
@@ -117,14 +117,14 @@ class Family:
     """All lazy tensors derived from one matrix product. They are computed together, because some may share memory.
 
     Args:
-        keys: the included and excluded dispatch keys under which the model calls its functions.
+        keys: the included and excluded dispatch keys in effect when the model calls its functions.
 
     Attributes:
-        draws: whether a pending dropout must still generate random numbers.
+        has_pending_dropout: whether a deferred dropout must still draw random numbers.
     """
 
     def __init__(self, keys: tuple[Any, Any]):
-        self.draws = False
+        self.has_pending_dropout = False
         self._members: weakref.WeakSet[Pending] = weakref.WeakSet()
         self.keys = keys
 
@@ -133,22 +133,22 @@ class Family:
         self._members.add(member)
 
     @property
-    def waiting(self) -> list[Pending]:
-        """The lazy tensors of the family that are in use and not yet computed, oldest first."""
+    def uncomputed(self) -> list[Pending]:
+        """The family's live lazy tensors that are not yet computed, oldest first."""
         return sorted((x for x in self._members if not x.is_computed), key=lambda x: x.number)
 
     def compute(self) -> None:
-        """Compute all lazy tensors of the family that are in use, unless an operand was overwritten.
+        """Compute the family's live lazy tensors, except those with an overwritten operand.
 
-        In compiled code that receives a lazy tensor, this causes a graph break.
+        This causes a graph break in compiled code that receives a lazy tensor.
         """
-        (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.waiting)
+        (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.uncomputed)
 
     compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # as the decorator does, which imports the compiler
 
     def reads_memory_of(self, x: Tensor) -> bool:
         """Return whether a tensor shares memory with an operand of a lazy tensor that is not yet computed."""
-        operands = (operand for member in self.waiting for operand, _ in member.scores.operands)
+        operands = (operand for member in self.uncomputed for operand, _ in member.scores.operands)
         return any(_shares_memory(x, operand) for operand in operands)
 
 
@@ -214,24 +214,24 @@ class Pending:
         self._value = value
 
     @property
-    def is_changed_alone(self) -> bool:
-        """Whether an in-place operation on this lazy tensor leaves all other uncomputed lazy tensors unchanged."""
-        others = [x for x in self.family.waiting if x is not self]
+    def can_change_in_place(self) -> bool:
+        """Whether an in-place operation affects no other uncomputed lazy tensor, because none shares the memory."""
+        others = [x for x in self.family.uncomputed if x is not self]
         return not any(operation.memory is self.memory for x in others for operation in x.operation.with_dependencies())
 
     @property
     def differentiable(self) -> list[Tensor]:
         """The operands of the lazy tensor that require gradients."""
-        return [] if self.scores.is_detached else [x for one in self._dependencies for x in one.differentiable]
+        return [] if self.scores.is_detached else [x for call in self._dependencies for x in call.differentiable]
 
     @property
     def aliases(self) -> list[Tensor]:
-        """The views of the differentiable operands from which the lazy tensor was computed."""
-        return [x for one in self._dependencies for x in one.aliases]
+        """Views of the differentiable operands; the lazy tensor was computed from these views."""
+        return [x for call in self._dependencies for x in call.aliases]
 
     @property
     def _dependencies(self) -> dict[Operation, None]:
-        """The deferred calls of the lazy tensor, without duplicates, since scores may be read twice."""
+        """The deferred calls of the lazy tensor, without duplicates, because an operation may read the scores twice."""
         return dict.fromkeys(self.operation.with_dependencies())
 
 
@@ -239,7 +239,7 @@ class LazyTensor(Tensor):
     """A tensor that represents attention scores or weights without computing them.
 
     Outside the mode that created it, any use computes the values. The tensor has a node in autograd's graph, so
-    gradients also work in code that gets tensors without calling a torch function, such as an ``autograd.Function``.
+    gradients also flow through code that bypasses torch functions, such as an ``autograd.Function``.
     """
 
     pending: Pending
@@ -259,7 +259,7 @@ class LazyTensor(Tensor):
         return _Node.apply(pending, *operands) if operands else cls(pending)
 
     def update(self, scores: Scores, operation: Operation) -> None:
-        """Apply an in-place operation to the lazy tensor, which must be the only tensor of its family in use."""
+        """Apply an in-place operation to the lazy tensor; `Pending.can_change_in_place` must be True."""
         self.pending.scores, self.pending.operation = scores, operation
         operation.memory = self.pending.memory
         operands = self.pending.differentiable
@@ -272,7 +272,7 @@ class LazyTensor(Tensor):
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        args, kwargs = computed((args, kwargs or {}))
+        args, kwargs = materialized((args, kwargs or {}))
         return func(*args, **kwargs)
 
     @classmethod
@@ -281,7 +281,7 @@ class LazyTensor(Tensor):
             if type(x) is LazyTensor:
                 with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # those of the model's own calls
                     x.pending.family.compute()
-        args, kwargs = mapped(_detached, computed((args, kwargs or {})))
+        args, kwargs = map_nested(_detached, materialized((args, kwargs or {})))
         return func(*args, **kwargs)
 
 
@@ -290,7 +290,7 @@ def _detached(x: Any) -> Any:
 
 
 def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace a lazy tensor among the arguments by a tensor without values, if the function only reads its metadata."""
+    """Replace a lazy argument by an empty tensor if the function, such as ``zeros_like``, reads only its metadata."""
     position = 0 if func in _LIKE else 1
     if len(args) <= position or type(args[position]) is not LazyTensor or args[position].pending.is_computed:
         return args
@@ -301,9 +301,9 @@ def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[
     return (*args[:position], empty, *args[position + 1 :])
 
 
-def computed(tree: Any) -> Any:
+def materialized(tree: Any) -> Any:
     """Return the arguments of a torch call with each lazy tensor replaced by its computed value."""
-    return mapped(lambda x: x.pending.value if type(x) is LazyTensor else x, tree)
+    return map_nested(lambda x: x.pending.value if type(x) is LazyTensor else x, tree)
 
 
 class _Node(torch.autograd.Function):

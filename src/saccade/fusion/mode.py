@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from saccade.fusion.arguments import mapped, tensors_in, writes
+from saccade.fusion.arguments import map_nested, tensors_in, writes
 from saccade.fusion.checkpoints import Context, enter_when_recomputed
 from saccade.fusion.lazy import (
     METADATA,
@@ -24,14 +24,14 @@ from saccade.fusion.lazy import (
     LazyTensor,
     Operation,
     Pending,
-    computed,
     dispatch_keys,
+    materialized,
     with_placeholders,
 )
-from saccade.fusion.operations import allocates, followed
+from saccade.fusion.operations import allocates, scores_after
 from saccade.fusion.product_spellings import PRODUCTS, product_of, scores_of
 from saccade.fusion.recovered_call import AttentionCall, Output, attention_call
-from saccade.fusion.repeated_heads import NOTED, Repeats
+from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
@@ -40,7 +40,7 @@ from saccade.support.torch_modes import has_forward_derivatives, is_transformed
 Run = Callable[[AttentionCall], Tensor | None]
 """A function that returns the output of an attention call, ``[batch, heads, q_len, value_dim]``.
 
-None leaves the call to the model's own code.
+If it returns None, the model's own code computes the call.
 """
 
 
@@ -49,22 +49,22 @@ class FuseAttention(TorchFunctionMode):
 
     Products of two tensors are not computed when the model calls them. Instead, the operations on them are recorded:
     scaling, masks, biases, casts, views, a softmax, dropout; see `saccade.fusion.operations`. When the weights are
-    multiplied by values, the attention call is run, and scores and weights are never built. Any other use computes
-    them with the operations that the model called, so the results of a model without attention are bitwise identical.
+    multiplied by values, the attention call is run, and scores and weights are never materialized. Any other use
+    computes them with the model's own operations, so the results of a model without attention are bitwise identical.
 
     Args:
         run: computes the output of an attention call; by default, saccade does.
         on_attention: called with each attention call that was run.
-        on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax whose result is multiplied
-            by values, possibly after dropout, casts, views and elementwise changes, but cannot run as an attention
-            call.
-        on_unknown: called for each product with another result of a softmax, such as part of the weights; used only
-            together with ``on_weights``.
+        on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax that the model multiplies
+            by values, but that cannot run as an attention call. Dropout, casts, views and elementwise changes may come
+            before the product.
+        on_unknown: called for each product with any other tensor derived from a softmax, such as a slice of the
+            weights; used only together with ``on_weights``.
 
     Gradients, autocast, checkpoints and inference mode work as in the model. Nothing is fused within
     ``torch.compile``, ``torch.func``, forward-mode derivatives or tracing. If weights are read after they have been
-    multiplied by values, they are computed a second time: the output does not depend on this copy in autograd, and
-    the copy has a different dropout.
+    multiplied by values, they are computed a second time. In autograd, the output does not depend on this copy, and
+    its dropout differs.
 
     Example:
         >>> q = k = v = torch.ones(1, 2, 4, 8)
@@ -83,13 +83,13 @@ class FuseAttention(TorchFunctionMode):
     ):
         super().__init__()
         self._run, self._on_attention = run, on_attention
-        self._tap = None if on_weights is None else SoftmaxTap(_arranged(on_weights), on_unknown)
+        self._tap = None if on_weights is None else SoftmaxTap(_report_arranged(on_weights), on_unknown)
         self._repeats, self._thread = Repeats(), _ThreadState()
-        self._is_any_number = False  # NaN and inf are left to the model's code
+        self._allow_non_finite = False  # NaN and inf are left to the model's code
         self._families: weakref.WeakSet[Family] = weakref.WeakSet()
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        """Compute the lazy tensors still in use, because later writes to their operands would not be noticed."""
+        """Compute the lazy tensors still in use, because later writes to their operands would go undetected."""
         super().__exit__(exc_type, exc_value, traceback)
         if exc_type is None:
             for family in list(self._families):
@@ -106,18 +106,18 @@ class FuseAttention(TorchFunctionMode):
             args = with_placeholders(func, args)
             self._compute_before(func, args, kwargs)
             if any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
-                return self._follow(func, args, kwargs)
+                return self._defer_or_run(func, args, kwargs)
         if func in PRODUCTS:
             return self._product(func, args, kwargs)
         return self._plain(func, args, kwargs)
 
     def recompute_context(self) -> Context:
-        """Return the context in which a running checkpoint is recomputed by the backward pass."""
+        """Return the context that the backward pass enters to recompute the running checkpoint."""
         return self._recomputed
 
     @contextmanager
     def _recomputed(self) -> Iterator[None]:
-        """Fuse attention within the block, in which the backward pass recomputes a checkpointed layer."""
+        """Fuse attention within the block, while the backward pass recomputes a checkpointed layer."""
         is_on = self in torch.overrides._get_current_function_mode_stack()
         self._thread.recomputed += 1
         try:
@@ -127,26 +127,26 @@ class FuseAttention(TorchFunctionMode):
             self._thread.recomputed -= 1
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a torch call normally, with the computed values of lazy tensors."""
+        """Run a torch call whose arguments contain no lazy tensors, and track softmax results and repeated heads."""
         out = func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
-        if func in NOTED:
-            self._repeats.note(func, args, kwargs, out)
+        if func in REPEAT_FUNCTIONS:
+            self._repeats.record(func, args, kwargs, out)
         return out
 
     def _product(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a matrix product as a lazy tensor if it may be attention scores; if not, compute it."""
-        is_known = self._tap is not None and self._tap.is_tracking((args, kwargs))
-        product = product_of(func, args, kwargs) if is_eager() and not is_known else None
+        """Defer a matrix product if it may be attention scores, and return a lazy tensor; otherwise compute it."""
+        is_tracked = self._tap is not None and self._tap.is_tracking((args, kwargs))
+        product = product_of(func, args, kwargs) if is_eager() and not is_tracked else None
         scores = None if product is None else scores_of(product, self._repeats)
         if scores is None or not enter_when_recomputed(self.recompute_context()):
             return self._plain(func, args, kwargs)
         operation = Operation(func, args, kwargs)
         family = Family(dispatch_keys(torch.is_inference_mode_enabled()))
         self._families.add(family)
-        return LazyTensor.of(Pending(scores.reading(operation.tensors), operation, family))
+        return LazyTensor.of(Pending(scores.with_operands(operation.tensors), operation, family))
 
-    def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Defer a torch call on lazy tensors if it may be part of attention; if not, run it."""
+    def _defer_or_run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Defer a torch call on lazy tensors if it may be part of attention; otherwise run it."""
         lazies = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and not x.pending.is_computed]
         if func in PRODUCTS:
             for lazy in lazies:
@@ -158,9 +158,9 @@ class FuseAttention(TorchFunctionMode):
             for lazy in lazies:  # compute other products, such as a bias that depends on the query
                 if lazy.pending.family is not first.pending.family:
                     lazy.pending.family.compute()
-            state_args, state_kwargs = mapped(_state, (args, kwargs))
+            state_args, state_kwargs = map_nested(_state, (args, kwargs))
             if func not in PRODUCTS:
-                scores = followed(func, state_args, state_kwargs)
+                scores = scores_after(func, state_args, state_kwargs)
                 is_lazy, out = (False, None) if scores is None else _apply_lazily(first, scores, func, args, kwargs)
                 if is_lazy:
                     return out
@@ -170,31 +170,31 @@ class FuseAttention(TorchFunctionMode):
                 recovered = (
                     None
                     if product is None
-                    else attention_call(product, self._repeats, is_any_number=self._is_any_number)
+                    else attention_call(product, self._repeats, allow_non_finite=self._allow_non_finite)
                 )
                 if recovered is not None:
                     result = self._attention(*recovered, first.pending.family)
                     if result is not None:
                         return result
-                    args, kwargs = computed((args, kwargs))
+                    args, kwargs = materialized((args, kwargs))
                     return func(*args, **kwargs)
         weights = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor]
-        args, kwargs = computed((args, kwargs))
-        self._follow_weights(weights)
+        args, kwargs = materialized((args, kwargs))
+        self._track_weights(weights)
         return self._product(func, args, kwargs) if func in PRODUCTS else self._plain(func, args, kwargs)
 
-    def _follow_weights(self, lazies: list[LazyTensor]) -> None:
-        """Track weights that have been computed, until the model multiplies them by values."""
-        for pending in (one.pending for one in lazies):
+    def _track_weights(self, lazies: list[LazyTensor]) -> None:
+        """Track materialized weights until the model multiplies them by values."""
+        for pending in (lazy.pending for lazy in lazies):
             softmax, axes = pending.scores.softmax, pending.scores.axes.axes
             if self._tap is not None and softmax in axes:
-                self._tap.follow(pending.value, axes.index(softmax))
+                self._tap.track(pending.value, axes.index(softmax))
 
     def _attention(self, call: AttentionCall, output: Output, family: Family) -> Tensor | None:
-        """Run an attention call; return None if it is left to the model's code."""
-        family.draws = False  # saccade draws the dropout
+        """Run an attention call; return None if the model's own code must compute it."""
+        family.has_pending_dropout = False  # saccade draws the dropout
         if call.dropout_p:
-            self._draw()
+            self._compute_pending_dropout()
         out = self._run(call)
         if out is None:
             return None
@@ -203,9 +203,9 @@ class FuseAttention(TorchFunctionMode):
         return output.arranged(out)
 
     def _compute_before(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Compute lazy tensors whose operands a call overwrites, and draw pending dropout before other random calls."""
-        if _draws(func):
-            self._draw()
+        """Compute lazy tensors whose operands a call overwrites, and those with pending dropout before random calls."""
+        if _is_random(func):
+            self._compute_pending_dropout()
         if (
             writes(func)
             or "out" in kwargs
@@ -216,13 +216,13 @@ class FuseAttention(TorchFunctionMode):
                     if type(x) is not LazyTensor and (not is_dense(x) or family.reads_memory_of(x)):
                         family.compute()
 
-    def _draw(self) -> None:
+    def _compute_pending_dropout(self) -> None:
         for family in list(self._families):
-            if family.draws:
+            if family.has_pending_dropout:
                 family.compute()
 
 
-def _arranged(on_weights: Callable[[Tensor], None]) -> Callable[[Tensor, Arrange], None]:
+def _report_arranged(on_weights: Callable[[Tensor], None]) -> Callable[[Tensor, Arrange], None]:
     def report(weights: Tensor, arrange: Arrange) -> None:
         with torch.no_grad():
             on_weights(arrange(weights.detach()))
@@ -243,7 +243,7 @@ def in_backward() -> bool:
 
 
 def _largest(lazies: list[LazyTensor]) -> LazyTensor:
-    """Return the lazy tensor with the most elements, the one to whose shape the others may broadcast."""
+    """Return the lazy tensor with the most elements; the others may broadcast to its shape."""
     sizes = [tuple(x.pending.scores.axes.shape) for x in lazies]
     most = max(math.prod(size) for size in sizes)
     return next(x for x, size in zip(lazies, sizes, strict=True) if math.prod(size) == most)
@@ -252,18 +252,18 @@ def _largest(lazies: list[LazyTensor]) -> LazyTensor:
 def _apply_lazily(
     lazy: LazyTensor, scores: Scores | RowMaximum, func: Any, args: Any, kwargs: Any
 ) -> tuple[bool, LazyTensor | None]:
-    """Record a call on a lazy tensor; return whether it can be deferred, and its lazy result."""
+    """Defer a call on a lazy tensor; return whether this is possible, and the lazy result."""
     pending = lazy.pending
     if scores is pending.scores:
         return True, lazy
     is_in_place = writes(func) or (func is F.dropout and any(x is True for x in (*args[3:], kwargs.get("inplace"))))
-    is_viewed = is_in_place and not pending.is_changed_alone
+    is_viewed = is_in_place and not pending.can_change_in_place
     if is_viewed or pending.has_gradients != torch.is_grad_enabled():
         return False, None
-    args, kwargs = mapped(_operation, (args, kwargs))
+    args, kwargs = map_nested(_operation, (args, kwargs))
     operation = Operation(func, args, kwargs)
-    scores = scores.reading(operation.tensors)
-    pending.family.draws |= scores.dropout_p > 0.0
+    scores = scores.with_operands(operation.tensors)
+    pending.family.has_pending_dropout |= scores.dropout_p > 0.0
     if is_in_place:
         assert isinstance(scores, Scores)
         lazy.update(replace(scores, dtype=pending.scores.dtype), operation)
@@ -301,7 +301,7 @@ _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "poisson", "uniform_",
 
 
 @functools.cache
-def _draws(func: Callable[..., Any]) -> bool:
+def _is_random(func: Callable[..., Any]) -> bool:
     """Return whether a torch function may generate random numbers."""
     name = str(getattr(func, "__name__", ""))
     return any(word in name for word in _RANDOM) or name.rstrip("_").endswith("normal")

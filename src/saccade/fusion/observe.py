@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from saccade.fusion.arguments import mapped, tensors_in
+from saccade.fusion.arguments import map_nested, tensors_in
 from saccade.fusion.mode import in_backward, is_eager
-from saccade.fusion.operations import followed
+from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, product_of, scores_of
 from saccade.fusion.recovered_call import AttentionCall, Output, attention_call
-from saccade.fusion.repeated_heads import NOTED, Repeats
+from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense, version_of
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
@@ -48,20 +48,20 @@ class ObserveAttention(TorchFunctionMode):
         if torch.compiler.is_compiling() or in_backward():
             return func(*args, **kwargs)
         is_used = bool(self._states) and any(self._state(x) is not x for x in tensors_in((args, kwargs)))
-        noted = mapped(self._state, (args, kwargs)) if is_used else (args, kwargs)
+        states = map_nested(self._state, (args, kwargs)) if is_used else (args, kwargs)
         if is_used and func in PRODUCTS:
-            product = product_of(func, *mapped(self._weights, (args, kwargs)))
-            found = None if product is None else attention_call(product, self._repeats)
-            if found is not None:
+            product = product_of(func, *map_nested(self._weights, (args, kwargs)))
+            recovered = None if product is None else attention_call(product, self._repeats)
+            if recovered is not None:
                 out = func(*args, **kwargs)
-                self.report_call(*found, out)
+                self.report_call(*recovered, out)
                 return out
         out = self._plain(func, args, kwargs)
         if func in PRODUCTS:
             product = product_of(func, args, kwargs) if is_eager() else None
             self._note(out, None if product is None else scores_of(product, self._repeats), (args, kwargs))
         elif is_used:
-            self._note(args[0] if out is None and args else out, followed(func, *noted), noted)
+            self._note(args[0] if out is None and args else out, scores_after(func, *states), states)
         return out
 
     def report_call(self, call: AttentionCall, output: Output, out: Tensor) -> None:
@@ -86,24 +86,24 @@ class ObserveAttention(TorchFunctionMode):
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = self._tap.run(func, args, kwargs)
-        if func in NOTED:
-            self._repeats.note(func, args, kwargs, out)
+        if func in REPEAT_FUNCTIONS:
+            self._repeats.record(func, args, kwargs, out)
         return out
 
     def _note(self, out: Any, scores: Scores | RowMaximum | None, tree: Any) -> None:
         if scores is not None and is_dense(out):
-            scores = scores.reading(tensors_in(tree))
+            scores = scores.with_operands(tensors_in(tree))
             known = replace(scores, dtype=out.dtype) if isinstance(scores, Scores) else scores
             self._states[out] = known, version_of(out)
 
     def _state(self, x: Any) -> Any:
-        """Return the known scores that a tensor contains; if there are none, return the argument unchanged."""
+        """Return the `Scores` or `RowMaximum` that a tensor is known to contain, or else the argument unchanged."""
         if not isinstance(x, Tensor) or x not in self._states:
             return x
         scores, version = self._states[x]
         return scores if version == version_of(x) and scores.is_current else x
 
     def _weights(self, x: Any) -> Any:
-        """Return the `Scores` of a tensor that contains attention weights; return any other argument unchanged."""
+        """Return the `Scores` of a tensor of attention weights; return any other argument unchanged."""
         state = self._state(x)
         return state if isinstance(state, Scores) and state.softmax is not None else x

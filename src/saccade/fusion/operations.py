@@ -16,14 +16,14 @@ from saccade.fusion.axes import Axis
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 
-Follow = Callable[..., Scores | RowMaximum | None]
-"""A function with the arguments of a torch function, `Scores` in place of lazy tensors. It returns `Scores` or None."""
+ScoresFunction = Callable[..., Scores | RowMaximum | None]
+"""A torch function's counterpart for `Scores` in place of lazy tensors. It returns None if a call is unsupported."""
 
 
 def _functions(*names: str) -> tuple[Callable[..., Any], ...]:
     """Return torch's functions and tensor methods with the given names."""
-    found = [getattr(owner, name, None) for name in names for owner in (torch, Tensor)]
-    return tuple(x for x in found if x is not None)
+    functions = [getattr(owner, name, None) for name in names for owner in (torch, Tensor)]
+    return tuple(x for x in functions if x is not None)
 
 
 def _multiply(a: Any, b: Any) -> Scores | None:
@@ -127,12 +127,12 @@ def _to(scores: Scores, *args: Any, dtype: Any = None, copy: bool = False, **opt
     return scores if is_same else scores.cast(scores.dtype if dtype is None else dtype)
 
 
-def _cast_to(dtype: torch.dtype) -> Follow:
+def _cast_to(dtype: torch.dtype) -> ScoresFunction:
     return lambda scores: scores if scores.dtype == dtype else scores.cast(dtype)
 
 
 def _contiguous(scores: Scores) -> Scores:
-    return replace(scores)  # the result of an einsum may not be contiguous, although its axes are in order
+    return replace(scores)  # an einsum's result may not be contiguous even if its axes are in order
 
 
 def _clone(scores: Scores, **_: Any) -> Scores:
@@ -193,9 +193,11 @@ def _unflatten(scores: Scores, dim: int, sizes: Any) -> Scores | None:
 
 def _expand(scores: Scores, *sizes: Any) -> Scores | None:
     shape = _ints(sizes)
-    own = scores.axes.shape
+    current = scores.axes.shape
     is_same = (
-        shape is not None and len(shape) == len(own) and all(x in (-1, y) for x, y in zip(shape, own, strict=True))
+        shape is not None
+        and len(shape) == len(current)
+        and all(x in (-1, y) for x, y in zip(shape, current, strict=True))
     )
     return replace(scores) if is_same else None
 
@@ -239,7 +241,7 @@ def _matrix_transpose(scores: Scores, *_: Any) -> Scores | None:
 
 
 def _get_item(scores: Scores, index: Any) -> Scores | None:
-    """Apply an index that only adds axes, such as ``scores[:, None]``, to lazy scores."""
+    """Index lazy scores with an index that only adds axes, such as ``scores[:, None]``."""
     parts = index if isinstance(index, tuple) else (index,)
     if not all(x is None or x is ... or (isinstance(x, slice) and x == slice(None)) for x in parts):
         return None
@@ -258,7 +260,7 @@ def _get_item(scores: Scores, index: Any) -> Scores | None:
 
 
 def _number(x: Any) -> float | None:
-    """Return a number or a zero-dimensional CPU tensor as a float, or None for any other argument."""
+    """Convert a number or a zero-dimensional CPU tensor to a float; return None for any other argument."""
     if isinstance(x, int | float) and not isinstance(x, bool):
         return float(x)
     if is_dense(x) and x.dim() == 0 and x.is_cpu and not x.requires_grad and not x.is_complex():
@@ -267,19 +269,19 @@ def _number(x: Any) -> float | None:
 
 
 def _axis(scores: Scores, dim: Any) -> int | None:
-    """Return the non-negative index of a dimension of lazy scores; None if there is no such dimension."""
+    """Convert a dimension of lazy scores to a non-negative index; return None if it does not exist."""
     count = len(scores.axes.axes)
     return dim % count if isinstance(dim, int) and not isinstance(dim, bool) and -count <= dim < count else None
 
 
 def _ints(sizes: Sequence[Any]) -> list[int] | None:
-    """Return the sizes passed to a view, one by one or as a sequence, or None if one of them is not an int."""
+    """Return the sizes passed to a view, separately or as one sequence; None if any of them is not an int."""
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
         sizes = sizes[0]
     return [int(x) for x in sizes] if all(type(x) is int for x in sizes) else None
 
 
-OPERATIONS: dict[Callable[..., Any], Follow] = {
+OPERATIONS: dict[Callable[..., Any], ScoresFunction] = {
     **dict.fromkeys(_functions("mul", "multiply", "mul_", "multiply_", "__mul__", "__rmul__", "__imul__"), _multiply),
     **dict.fromkeys(_functions("div", "divide", "true_divide"), _divide),
     **dict.fromkeys(_functions("div_", "divide_", "true_divide_", "__truediv__", "__itruediv__", "__div__"), _divide),
@@ -316,7 +318,7 @@ OPERATIONS: dict[Callable[..., Any], Follow] = {
     Tensor.mT.__get__: _matrix_transpose,  # type: ignore[attr-defined]
     Tensor.__getitem__: _get_item,
 }
-"""How `Scores` follow each torch function; other functions need computed values."""
+"""The function that applies each torch function to `Scores`; any other torch function needs computed values."""
 
 _ALLOCATING = frozenset(
     {
@@ -337,18 +339,18 @@ _ANYWHERE = frozenset({_multiply, _add, _where, _where_method})  # the scores ne
 _DETACH = frozenset(_functions("detach"))
 
 
-def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | RowMaximum | None:
+def scores_after(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | RowMaximum | None:
     """Return the lazy scores after a call to a torch function, or None if `Scores` cannot express the result.
 
     If the torch function returns its argument, the same `Scores` object is returned.
     """
     if func in _DETACH and args and isinstance(args[0], RowMaximum):
         return args[0].detached()
-    follow = OPERATIONS.get(func)
+    function = OPERATIONS.get(func)
     positions = [position for position, x in enumerate(args) if isinstance(x, Scores)]
-    if follow is None or not positions or (positions[0] and (follow not in _ANYWHERE or writes(func))):
+    if function is None or not positions or (positions[0] and (function not in _ANYWHERE or writes(func))):
         return None
     try:
-        return follow(*args, **kwargs)
+        return function(*args, **kwargs)
     except TypeError:  # unknown arguments: torch accepts or refuses them
         return None

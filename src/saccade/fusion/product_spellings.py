@@ -12,22 +12,22 @@ from torch import Tensor
 
 from saccade.fusion.axes import Axes, Axis, new_factor
 from saccade.fusion.repeated_heads import Repeated, Repeats
-from saccade.fusion.scores import FLOATS, Scores, is_dense, product_dtype, read
+from saccade.fusion.scores import FLOATS, Scores, detached_if_no_grad, is_dense, product_dtype
 
 Operand = Tensor | Scores
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product of two tensors, as an einsum whose axes are named by letters.
+    """A product of two tensors in einsum notation, with a letter for each axis.
 
     Args:
         left, right: the tensors; a lazy one is represented by its `Scores`.
-        left_letters, right_letters, letters: the names of the axes of the left tensor, the right tensor and the
-            product. A tensor of size 1 along an axis is broadcast.
-        sizes: the size of each letter's axis.
+        left_letters, right_letters, letters: the axis names of the left tensor, the right tensor and the product.
+            A tensor is broadcast along an axis of size 1.
+        sizes: the size of the axis that each letter names.
         alpha: a number that multiplies the product.
-        added, beta: a tensor that is added to the product, or None, and the number that multiplies it.
+        added, beta: a tensor added to the product, or None, and the number that multiplies this tensor.
     """
 
     left: Operand
@@ -42,7 +42,7 @@ class Product:
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """The letters that the product sums over: both tensors have them, but the product does not."""
+        """The letters that the product sums over: those that both tensors have and the product lacks."""
         return tuple(x for x in self.left_letters if x in self.right_letters and x not in self.letters)
 
     @property
@@ -118,7 +118,7 @@ def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
 
 
 def _letters(term: str, dots: int) -> tuple[str, ...]:
-    """Return the letters of one term of an einsum equation, with a name for each dimension in "..."."""
+    """Return the letters of one einsum term, with a name for each dimension that "..." covers."""
     before, ellipsis, after = term.partition("...")
     covered = tuple(f"batch{axis}" for axis in reversed(range(dots))) if ellipsis else ()
     return (*before, *covered, *after)
@@ -161,7 +161,7 @@ _PARSERS: dict[Callable[..., Any], Callable[[tuple[Any, ...], dict[str, Any]], P
 }
 
 PRODUCTS = frozenset(_PARSERS)
-"""The functions that `product_of` can read."""
+"""The torch functions that `product_of` can parse."""
 
 
 def product_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -172,7 +172,7 @@ def product_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def scores_of(product: Product, repeats: Repeats) -> Scores | None:
     """Convert a product of two tensors to lazy attention scores; return None if it cannot be part of attention."""
     left, right = product.left, product.right
-    if not (_may_be_factor(left) and _may_be_factor(right)) or left.device != right.device:
+    if not (_may_be_query_or_key(left) and _may_be_query_or_key(right)) or left.device != right.device:
         return None
     dtype = product_dtype(left)
     is_layer = left.dim() > right.dim() == 2 and product.right_letters[0] in product.summed and right.is_contiguous()
@@ -184,8 +184,8 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
     ]
     lead = _lead(product)
     letters = (product.left_letters, product.right_letters)
-    for side, own, other in zip(has, letters, letters[::-1], strict=True):
-        side |= {x for x in own if x not in (*other, *lead)}  # even if there is a single query or key
+    for side, side_letters, other in zip(has, letters, letters[::-1], strict=True):
+        side |= {x for x in side_letters if x not in (*other, *lead)}  # even if there is a single query or key
     factors = {x: new_factor() for x in product.letters if x in has[0] | has[1]}
     by_side = [[x for x in factors if x in has[0] and x in has[1]]]
     by_side += [[x for x in factors if x in side and x not in other] for side, other in (has, has[::-1])]
@@ -199,8 +199,8 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
         return None
     scores = Scores(
         axes=axes,
-        left=_arranged(read(left), product.left_letters, (*by_side[0], *by_side[1]), product.summed),
-        right=_arranged(read(right), product.right_letters, (*by_side[0], *by_side[2]), product.summed),
+        left=_arranged(detached_if_no_grad(left), product.left_letters, (*by_side[0], *by_side[1]), product.summed),
+        right=_arranged(detached_if_no_grad(right), product.right_letters, (*by_side[0], *by_side[2]), product.summed),
         batch=batch,
         left_only=left_only,
         right_only=right_only,
@@ -216,7 +216,7 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
 
 
 def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Repeated | None) -> Scores:
-    """Return the scores with repeated key heads stored once; the query heads form groups that share a key head."""
+    """Store each repeated key head once, so that groups of query heads share a key head."""
     repeated, names = (left, product.left_letters) if left is not None else (right, product.right_letters)
     if repeated is None or (left is not None and right is not None):
         return scores
@@ -233,7 +233,7 @@ def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Rep
 def _heads(product: Product, axes: dict[str, Axis], batch: Axis) -> Axis | None:
     """Return the factors of the head axis, or None if the product has fewer than four axes.
 
-    The head axis is the last axis that both tensors have, not counting the first.
+    The head axis is the last axis that both tensors have, except for their first shared axis.
     """
     shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
     of_both = [axes[x] for x in shared[1:] if set(axes[x]) <= set(batch)]
@@ -241,7 +241,7 @@ def _heads(product: Product, axes: dict[str, Axis], batch: Axis) -> Axis | None:
 
 
 def _lead(product: Product) -> list[str]:
-    """Return the letters of a product that do not index positions: all but one query letter and one key letter."""
+    """Return the letters of a product that index no positions: all except one query letter and one key letter."""
     letters = product.letters
     of_left = [x for x in letters if x not in product.right_letters]
     of_right = [x for x in letters if x not in product.left_letters]
@@ -251,8 +251,8 @@ def _lead(product: Product) -> list[str]:
     return [x for x in letters if x not in nearest]
 
 
-def _may_be_factor(x: Operand) -> TypeGuard[Tensor]:
-    """Return whether a tensor may contain queries or keys; a parameter may not, because it is a layer's weight."""
+def _may_be_query_or_key(x: Operand) -> TypeGuard[Tensor]:
+    """Return whether a tensor may contain queries or keys; a parameter may not, because it is a layer's weights."""
     return is_dense(x) and type(x) is Tensor and x.dtype in FLOATS and not x.is_conj() and not x.is_neg()
 
 

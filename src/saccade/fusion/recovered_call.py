@@ -14,7 +14,7 @@ from torch import Tensor
 from saccade.fusion.axes import Axis, split_axes
 from saccade.fusion.product_spellings import Product
 from saccade.fusion.repeated_heads import Repeats
-from saccade.fusion.scores import Scores, is_dense, product_dtype, read
+from saccade.fusion.scores import Scores, detached_if_no_grad, is_dense, product_dtype
 from saccade.masks import Mask, as_mask
 from saccade.matrix import AttentionMatrix
 from saccade.support.numerics import is_finite
@@ -61,7 +61,7 @@ class AttentionCall:
 
     def run(self) -> Tensor:
         """Compute the output of the attention call with saccade, ``[batch, heads, q_len, value_dim]``."""
-        with torch._C.DisableTorchFunction():  # modes see one call, not the operations of a kernel
+        with torch._C.DisableTorchFunction():  # modes observe one call, not the kernel's operations
             return self.matrix().matmul(self.value, dropout_p=self.dropout_p)
 
 
@@ -85,19 +85,19 @@ class Output(NamedTuple):
 
 
 def attention_call(
-    product: Product, repeats: Repeats, *, is_any_number: bool = False
+    product: Product, repeats: Repeats, *, allow_non_finite: bool = False
 ) -> tuple[AttentionCall, Output] | None:
     """Convert a product of attention weights and values to an attention call; return None if that is not possible.
 
     It is not possible if the values depend on the query, if the weights are not summed over the axis of the softmax,
     or if the model's result may differ from exact attention because of rows without a visible key, NaN or inf, or a
-    mask whose numbers are not negative enough to mask a pair.
+    mask with numbers that are not negative enough to mask a pair.
 
     Args:
         product: the product.
         repeats: the known tensors with repeated entries.
-        is_any_number: whether to accept NaN and inf. The call passes them on only to queries that may attend to them;
-            the model's own code would pass them on to all outputs.
+        allow_non_finite: whether to accept NaN and inf. The call propagates them only to queries that may attend to
+            them, whereas the model's own code would propagate them to all outputs.
     """
     is_left = isinstance(product.left, Scores)
     weights, value = (product.left, product.right) if is_left else (product.right, product.left)
@@ -120,7 +120,7 @@ def attention_call(
     if repeated is not None and is_head and weights.axes.sizes[axes[name][-1]] == repeated.copies:
         value = value.unflatten(repeated.axis, (-1, repeated.copies)).select(repeated.axis + 1, 0)
         of_value[name] = axes[name][:-1]
-    # An axis along which the values are constant does not count as an axis of the values.
+    # Ignore an axis along which the values are expanded.
     steps = dict(zip(value_names, zip(value.shape, value.stride(), strict=True), strict=True))
     shared = [x for x in value_names if axes.get(x) and steps[x][0] > 1 and (steps[x][1] or x in product.summed)]
     roles = roles_of(weights, axes[product.summed[0]], {factor for x in shared for factor in of_value[x]})
@@ -128,17 +128,17 @@ def attention_call(
         return None
     extra = [x for x in value_names if not axes.get(x)]
     with without_autocast(value.device):
-        value = _values(read(value), value_names, shared, extra, of_value, roles)
+        value = _arranged_values(detached_if_no_grad(value), value_names, shared, extra, of_value, roles)
         wide = torch.promote_types(weights.product_dtype, dtype)
-        call = _call(weights, roles, value, wide, is_any_number=is_any_number)
-    return None if call is None else (call, _output(product, axes, roles, extra, dtype))
+        call = _build_call(weights, roles, value, wide, allow_non_finite=allow_non_finite)
+    return None if call is None else (call, _output_layout(product, axes, roles, extra, dtype))
 
 
 def _dtype_of_product(weights: Scores, value: Tensor) -> torch.dtype | None:
     """Return the dtype of the product of attention weights and values, or None if torch cannot multiply them."""
     dtype = product_dtype(value)
-    own = product_dtype(weights.left.new_empty(0, dtype=weights.dtype))
-    return dtype if dtype == own and value.is_floating_point() else None
+    weights_dtype = product_dtype(weights.left.new_empty(0, dtype=weights.dtype))
+    return dtype if dtype == weights_dtype and value.is_floating_point() else None
 
 
 class Roles(NamedTuple):
@@ -161,7 +161,7 @@ class Roles(NamedTuple):
 
     @property
     def batch(self) -> Axis:
-        """The factors of the batch and of the key heads, which queries, keys and values all have."""
+        """The factors that queries, keys and values share: those of the batch and of the key heads."""
         return (*self.items, *self.heads)
 
     @property
@@ -170,16 +170,16 @@ class Roles(NamedTuple):
         return self.items, (*self.heads, *self.groups), self.rows, self.columns
 
     def length(self, factors: Axis) -> int:
-        """Return the number of elements along the given factors: the product of their sizes."""
+        """Return the product of the sizes of the given factors."""
         return math.prod(self.sizes[x] for x in factors)
 
-    def four(self, x: Tensor, factors: Axis) -> Tensor:
-        """Reshape a mask or bias with one dimension per factor to four dimensions, each of full size or of size 1."""
+    def to_four_dims(self, x: Tensor, factors: Axis) -> Tensor:
+        """Reshape a mask or bias from one dimension per factor to four dimensions, each of full size or size 1."""
         x = x.permute([factors.index(x) for dimension in self.dimensions for x in dimension])
         sizes, shape = list[int](), list[int]()
         for dimension in self.dimensions:
-            own = x.shape[len(sizes) : len(sizes) + len(dimension)]
-            full = [self.sizes[factor] for factor in dimension] if any(size > 1 for size in own) else list(own)
+            current = x.shape[len(sizes) : len(sizes) + len(dimension)]
+            full = [self.sizes[factor] for factor in dimension] if any(size > 1 for size in current) else list(current)
             sizes += full
             shape.append(math.prod(full))
         return x.expand(sizes).reshape(shape)
@@ -196,7 +196,7 @@ def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | Non
     visible = [factor for axis in weights.axes.axes for factor in axis]
     batch = tuple(x for x in visible if x in separate)
     groups = tuple(x for x in visible if x in queries and x not in (*rows, *batch))
-    # By default, the last axis before queries and keys has the heads: ``[batch, windows, heads, q_len, kv_len]``.
+    # By default, the last axis before queries and keys is the head axis: ``[batch, windows, heads, q_len, kv_len]``.
     last = batch[-1:] if len(batch) > 1 else ()
     heads = last if weights.heads is None else tuple(x for x in batch if x not in _items(weights))
     items = tuple(x for x in batch if x not in heads)
@@ -204,36 +204,38 @@ def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | Non
 
 
 def _items(weights: Scores) -> Axis:
-    """Return the factors of the batch in an attention call: those that both tensors have, except the heads."""
+    """Return the batch factors of an attention call: those that both tensors share, except the heads."""
     return tuple(x for x in weights.batch if x not in (weights.heads or ()))
 
 
 def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
     """Return the factors (sub-axes) of the query axis.
 
-    If masks and biases vary along a single axis of the queries, it is that axis; if not, it is the one next to the
-    keys.
+    If masks and biases vary along exactly one of the queries' axes, it is that axis; otherwise it is the axis nearest
+    to the keys.
     """
     visible, every = weights.axes.axes, weights.all_factors
     candidates = [axis for axis in visible if axis and set(axis) <= set(queries) - set(weights.lead)]
     tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills] + [*weights.zeros]
-    varying = [axis for axis in candidates if any(x.shape[every.index(one)] > 1 for x in tensors for one in axis)]
+    varying = [axis for axis in candidates if any(x.shape[every.index(factor)] > 1 for x in tensors for factor in axis)]
     candidates = varying if len(varying) == 1 else candidates
     position = visible.index(columns) if columns in visible else len(visible)
     rows = min(candidates, key=lambda axis: abs(visible.index(axis) - position), default=())
-    # Heads may have been joined with the rows.
-    return tuple(one for one in rows if any(x.shape[every.index(one)] > 1 for x in tensors)) or rows
+    # The model may have merged heads into the rows.
+    return tuple(factor for factor in rows if any(x.shape[every.index(factor)] > 1 for x in tensors)) or rows
 
 
-def _call(
-    weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype, *, is_any_number: bool
+def _build_call(
+    weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype, *, allow_non_finite: bool
 ) -> AttentionCall | None:
     query, key = weights.left, weights.right
     queries, keys = (*weights.batch, *weights.left_only), (*weights.batch, *weights.right_only)
     if set(roles.columns) <= set(weights.left_only):
         query, key, queries, keys = key, query, keys, queries
-    query = _ordered(query.to(weights.product_dtype), queries, (*roles.batch, *roles.groups, *roles.rows), roles)
-    key = _ordered(key.to(weights.product_dtype), keys, (*roles.batch, *roles.columns), roles)
+    query = _permuted_and_expanded(
+        query.to(weights.product_dtype), queries, (*roles.batch, *roles.groups, *roles.rows), roles
+    )
+    key = _permuted_and_expanded(key.to(weights.product_dtype), keys, (*roles.batch, *roles.columns), roles)
     for factor in weights.factors:
         x = factor.permute(
             [weights.all_factors.index(one) for one in (*roles.batch, *roles.groups, *roles.rows)]
@@ -252,10 +254,10 @@ def _call(
     scale = scale if cap is None else scale * cap
     if not math.isfinite(scale) or not (cap is None or 0 < cap < math.inf):
         return None
-    if not (is_any_number or is_finite(query, key, value)):
+    if not (allow_non_finite or is_finite(query, key, value)):
         return None
-    masked = _masked(weights, roles, query, key)
-    if masked is None or not _hides_zeros(weights, roles, masked[0]):
+    masked = _mask_and_bias(weights, roles, query, key)
+    if masked is None or not _masks_all_zeros(weights, roles, masked[0]):
         return None
     mask, bias, empty = masked
     if empty is not None:
@@ -263,19 +265,19 @@ def _call(
     return AttentionCall(query, key, value, mask, bias, scale, cap, weights.dropout_p)
 
 
-def _ordered(x: Tensor, factors: Axis, order: Axis, roles: Roles) -> Tensor:
-    """Permute an attention operand to the given order of factors, and expand it along factors that it lacks."""
-    missing = [one for one in order if one not in factors]
+def _permuted_and_expanded(x: Tensor, factors: Axis, order: Axis, roles: Roles) -> Tensor:
+    """Permute an operand's factors (sub-axes) to the given order, and expand it along the factors that it lacks."""
+    missing = [factor for factor in order if factor not in factors]
     x = x[(None,) * len(missing)]
     have = [*missing, *factors]
-    x = x.permute(*(have.index(one) for one in order), x.dim() - 1)
-    return x.expand(*(roles.sizes[one] for one in order), -1)
+    x = x.permute(*(have.index(factor) for factor in order), x.dim() - 1)
+    return x.expand(*(roles.sizes[factor] for factor in order), -1)
 
 
-def _values(
+def _arranged_values(
     x: Tensor, names: tuple[str, ...], shared: list[str], extra: list[str], axes: dict[str, Axis], roles: Roles
 ) -> Tensor:
-    """Reshape the values to one dimension per factor of batch, heads and keys, and one for all remaining axes."""
+    """Reshape the values to one dimension for each factor of batch, heads and keys, and one for all other axes."""
     unused = [name for name in names if name not in (*shared, *extra)]
     for name in unused:
         x = x.narrow(names.index(name), 0, 1)
@@ -286,7 +288,9 @@ def _values(
     return x.expand(*(roles.sizes[factor] for factor in order), -1)
 
 
-def _output(product: Product, axes: dict[str, Axis], roles: Roles, extra: list[str], dtype: torch.dtype) -> Output:
+def _output_layout(
+    product: Product, axes: dict[str, Axis], roles: Roles, extra: list[str], dtype: torch.dtype
+) -> Output:
     factors = (*roles.batch, *roles.groups, *roles.rows)
     names: list[int | str] = [*factors, *extra]
     sizes = (*(roles.sizes[x] for x in factors), *(product.sizes[x] for x in extra))
@@ -294,29 +298,29 @@ def _output(product: Product, axes: dict[str, Axis], roles: Roles, extra: list[s
     return Output(sizes, tuple(order), tuple(product.sizes[x] for x in product.letters), dtype)
 
 
-def _masked(
+def _mask_and_bias(
     weights: Scores, roles: Roles, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
     """Return three tensors: the allowed pairs, the score bias, and the rows whose query must be set to 0.
 
-    If the softmax may give weight to a pair that should be masked, return None. A number such as -1e9 masks a pair if
-    the pair's weight rounds to 0 beside any visible key. If all keys of a row are filled with the same number, they
-    all get the same weight.
+    Return None if the softmax may give weight to a pair that should be masked. A number such as -1e9 masks a pair only
+    if the pair's weight rounds to 0 next to that of any visible key. A row whose keys are all filled with one number
+    attends to them uniformly.
     """
     every = weights.all_factors
-    hidden = [roles.four(fill.pairs, every) for fill in weights.fills]
+    hidden = [roles.to_four_dims(fill.pairs, every) for fill in weights.fills]
     highest = max((fill.value for fill in weights.fills), default=-math.inf)
     bias, largest = None, abs(weights.shift)
     for tensor, factor in weights.terms:
-        x = roles.four(tensor if factor == 1.0 else tensor * factor, every)
-        seen = x.detach()
-        low = seen <= _HIDDEN
+        x = roles.to_four_dims(tensor if factor == 1.0 else tensor * factor, every)
+        values = x.detach()
+        low = values <= _HIDDEN
         if bool(low.any()):
             hidden.append(low)
-            highest = max(highest, float(seen.masked_fill(~low, -math.inf).amax()))
-            seen = seen.masked_fill(low, 0.0)
-            x = x if x.requires_grad else seen
-        size = max(map(abs, torch.stack(torch.aminmax(seen)).tolist()))
+            highest = max(highest, float(values.masked_fill(~low, -math.inf).amax()))
+            values = values.masked_fill(low, 0.0)
+            x = x if x.requires_grad else values
+        size = max(map(abs, torch.stack(torch.aminmax(values)).tolist()))
         if not math.isfinite(size):
             return None
         largest += size
@@ -326,26 +330,26 @@ def _masked(
         return None, bias, None
     if highest > -math.inf:
         underflow = 104.0 if query.dtype != torch.float64 else 746.0
-        if not -highest >= underflow + 2 * (_bound(weights, query, key) + largest):
+        if not -highest >= underflow + 2 * (_score_bound(weights, query, key) + largest):
             return None
     allowed = ~functools.reduce(torch.logical_or, hidden)
     empty = ~allowed.any(-1, keepdim=True)
     if not bool(empty.any()):
         return allowed, bias, None
     is_filled_last = all(fill.num_terms == len(weights.terms) for fill in weights.fills)
-    values = {fill.value for fill in weights.fills}
-    if len(hidden) > len(weights.fills) or not is_filled_last or len(values) > 1 or values == {-math.inf}:
+    numbers = {fill.value for fill in weights.fills}
+    if len(hidden) > len(weights.fills) or not is_filled_last or len(numbers) > 1 or numbers == {-math.inf}:
         return None
     return allowed | empty, None if bias is None else bias.masked_fill(empty, 0.0), empty
 
 
-def _hides_zeros(weights: Scores, roles: Roles, allowed: Tensor | None) -> bool:
+def _masks_all_zeros(weights: Scores, roles: Roles, allowed: Tensor | None) -> bool:
     """Return whether every pair whose score was multiplied by 0 is masked."""
-    zeros = [roles.four(pairs, weights.all_factors) for pairs in weights.zeros]
+    zeros = [roles.to_four_dims(pairs, weights.all_factors) for pairs in weights.zeros]
     return all(allowed is not None and not bool((pairs & allowed).any()) for pairs in zeros)
 
 
-def _bound(weights: Scores, query: Tensor, key: Tensor) -> float:
+def _score_bound(weights: Scores, query: Tensor, key: Tensor) -> float:
     """Return an upper bound for the absolute value of the finite attention scores before the bias is added."""
     if weights.cap is not None:
         return weights.cap

@@ -1,4 +1,4 @@
-"""Detect key and value heads that a model repeats to match its query heads, so that a call reads each head once."""
+"""Detect key and value heads that a model repeats for its query heads, so that the call can read each head once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Repeated(NamedTuple):
 
 
 class Repeats:
-    """A record of tensors with repeated entries, such as key heads, while they exist and are not overwritten."""
+    """A registry of tensors with repeated entries, such as key heads; overwritten tensors no longer count."""
 
     def __init__(self) -> None:
         self._known: Any = WeakTensorKeyDictionary()
 
-    def note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Record the result of a call if it repeats entries; the function is one of `NOTED`."""
+    def record(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record the result of a call if it repeats entries; the function is one of `REPEAT_FUNCTIONS`."""
         if not (args and is_dense(args[0]) and is_dense(out)) or out is args[0]:
             return
         repeated, known = None, self.find(args[0])
@@ -54,7 +54,7 @@ def _by_repetition(x: Tensor, out: Tensor) -> Repeated | None:
 
 
 def _by_expansion(x: Tensor, out: Tensor) -> Repeated | None:
-    """Return the axis that was repeated by expanding a new axis and joining it with the axis before it."""
+    """Return the axis that a model has repeated by expanding a new axis and merging it into the axis before it."""
     for axis in range(1, x.dim()):
         size = x.shape[axis]
         joined = (*x.shape[: axis - 1], x.shape[axis - 1] * size, *x.shape[axis + 1 :])
@@ -64,7 +64,7 @@ def _by_expansion(x: Tensor, out: Tensor) -> Repeated | None:
 
 
 def _transposed(repeated: Repeated, x: Tensor, out: Tensor) -> Repeated | None:
-    """Return the repeated axis of a transposed tensor, if its strides show where the axis has moved."""
+    """Return the repeated axis of a transposed tensor, if its strides show to which position the axis has moved."""
     step, size = x.stride(repeated.axis), x.shape[repeated.axis]
     axes = [axis for axis in range(out.dim()) if (out.stride(axis), out.shape[axis]) == (step, size)]
     return Repeated(axes[0], repeated.copies) if len(axes) == 1 and out.data_ptr() == x.data_ptr() else None
@@ -77,5 +77,5 @@ _TRANSPOSING = frozenset(
     {torch.transpose, Tensor.transpose, torch.permute, Tensor.permute, Tensor.mT.__get__}  # type: ignore[attr-defined]
 )
 
-NOTED = _REPEAT | _RESHAPE | _KEEPING | _TRANSPOSING
+REPEAT_FUNCTIONS = _REPEAT | _RESHAPE | _KEEPING | _TRANSPOSING
 """Functions that repeat entries, or that preserve the repetitions of their argument."""

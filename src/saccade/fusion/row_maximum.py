@@ -1,4 +1,4 @@
-"""RowMaximum: the maximum score of each row, not yet computed, which models subtract for a stable softmax."""
+"""RowMaximum: the deferred maximum of each row of scores, which models subtract for a stable softmax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RowMaximum:
     Args:
         of: the scores.
         axis: the key axis.
-        operands: each tensor that was read, with its version at that time.
+        operands: each tensor that was read, with its version counter at that time.
         is_detached: whether the maximum is detached from autograd's graph.
     """
 
@@ -46,7 +46,7 @@ class RowMaximum:
 
     @property
     def left(self) -> Tensor:
-        """The left operand of the scores, which tells on which device they are."""
+        """The left operand of the scores; it is on the same device as the scores."""
         return self.of.left
 
     @property
@@ -58,8 +58,8 @@ class RowMaximum:
         """Raise if an operand was overwritten by code that does not call a torch function."""
         self.of.check_current()
 
-    def reading(self, tensors: Iterable[Tensor]) -> RowMaximum:
-        """Return the maximum with more tensors recorded as operands."""
+    def with_operands(self, tensors: Iterable[Tensor]) -> RowMaximum:
+        """Return a copy of the maximum with additional operands."""
         return replace(self, operands=(*self.operands, *((x, version_of(x)) for x in tensors)))
 
     def detached(self) -> RowMaximum:

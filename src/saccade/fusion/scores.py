@@ -1,4 +1,4 @@
-"""Scores: attention scores or weights that are not yet computed, as a matrix product and operations on it."""
+"""Scores: deferred attention scores or weights, stored as a matrix product and the operations applied to it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Term(NamedTuple):
-    """A bias tensor that is added to the scores, with one dimension for each factor (sub-axis) of their axes."""
+    """A bias tensor that is added to the scores, with one dimension for each factor (sub-axis) of the scores' axes."""
 
     tensor: Tensor
     scale: float = 1.0
 
 
 class Fill(NamedTuple):
-    """A mask of the scores: query-key pairs that were filled with a negative number.
+    """A masked fill of the scores: query-key pairs were filled with a negative number.
 
     Args:
         pairs: bool, True at filled pairs, with one dimension for each factor of the axes.
-        value: the number, including any later scaling of the scores.
+        value: the number, multiplied by any later scaling of the scores.
         num_terms: number of biases added before the fill; -1 if pairs were filled with different numbers.
     """
 
@@ -60,13 +60,13 @@ class Scores:
         cap: the number that multiplies the tanh; None if no tanh was applied.
         terms: biases that are added after the cap.
         shift: sum of the numbers that were added; it does not affect the softmax.
-        maximum_of: the factors of the axis whose maximum was subtracted, which does not affect a softmax over it.
+        maximum_of: the factors of the axis whose maximum was subtracted. This does not affect a softmax over that axis.
         fills: the masks that were applied.
-        zeros: pairs whose scores were multiplied by 0, which must be masked later.
+        zeros: pairs whose scores were multiplied by 0; a later mask must hide them.
         softmax: the factors of the axis over which a softmax was applied.
         dropout_p: dropout probability of the weights.
-        operands: each tensor that was read, with its version at that time. If the version has changed, the values
-            that the model read are gone.
+        operands: each tensor that was read, with its version counter at that time. If the counter has changed, the
+            values that the model read have been overwritten.
     """
 
     axes: Axes
@@ -90,7 +90,7 @@ class Scores:
     softmax: Axis | None = None
     dropout_p: float = 0.0
     operands: tuple[tuple[Tensor, int], ...] = field(default=(), repr=False)
-    is_detached: ClassVar[bool] = False  # as for a `RowMaximum`
+    is_detached: ClassVar[bool] = False  # as in `RowMaximum`
 
     @property
     def all_factors(self) -> Axis:
@@ -113,13 +113,13 @@ class Scores:
             raise RuntimeError(f"{what}; run this part of the model without FuseAttention")
 
     @property
-    def _is_bare(self) -> bool:
-        """Whether the scores are only a scaled product, without cap, biases, masks or softmax."""
-        return self._takes_factors and not self.terms
+    def _is_scaled_product(self) -> bool:
+        """Whether the scores are just a scaled product, without cap, biases, masks or softmax."""
+        return self._can_be_multiplied and not self.terms
 
     @property
-    def _takes_factors(self) -> bool:
-        """Whether the scores may be multiplied by a tensor, because they have no cap, mask, softmax or added number."""
+    def _can_be_multiplied(self) -> bool:
+        """Whether the scores may still be multiplied by a tensor: they have no cap, mask, softmax or added number."""
         is_shifted = bool(self.shift) or self.maximum_of is not None
         return self.cap is None and not self.fills and not is_shifted and self.softmax is None
 
@@ -167,7 +167,7 @@ class Scores:
         )
 
     def without_repetitions(self, copies: Axis, shape: Sequence[int], is_left: bool) -> Scores:
-        """Return the scores reshaped to ``shape``, with the repeated heads of one tensor stored once.
+        """Reshape the scores to ``shape``, and store each repeated head of one tensor once.
 
         Args:
             copies: the part of the heads axis along which that tensor is repeated; empty if it is not repeated.
@@ -195,13 +195,13 @@ class Scores:
         return replace(self, axes=self.axes.permuted(order))
 
     def regrouped(self, axes: tuple[Axis, ...]) -> Scores:
-        """Return the scores with the given axes, which differ only in axes of size 1."""
+        """Return the scores with the given axes, which may differ from the old ones only in axes of size 1."""
         return replace(self, axes=Axes(self.axes.sizes, axes))
 
     # ---- values ------------------------------------------------------------------------------------------------
 
     def times_number(self, number: float) -> Scores | None:
-        """Return the scores times a number, which must be positive if the scores have a mask or a cap."""
+        """Return the scores times a number; it must be positive if the scores have a mask or a cap."""
         is_fixed = bool(self.fills) or self.cap is not None
         if self.softmax is not None or not math.isfinite(number) or number == 0 or (is_fixed and number < 0):
             return None
@@ -216,11 +216,11 @@ class Scores:
 
     def times(self, x: Tensor) -> Scores | None:
         """Return the scores times a tensor that does not vary with both query and key, or consists of 0 and 1."""
-        if not self._takes_factors or not _is_real(x):
+        if not self._can_be_multiplied or not _is_real(x):
             return None
         if not self.axes.broadcasts(x.shape):
             return None
-        by_factor = self.axes.by_factor(read(x), self.all_factors)
+        by_factor = self.axes.by_factor(detached_if_no_grad(x), self.all_factors)
         varies = [self._varies(by_factor, factors) for factors in (self.left_only, self.right_only)]
         if all(varies):
             is_mask = not (self.terms or x.requires_grad) and bool(((x == 0) | (x == 1)).all())
@@ -244,11 +244,11 @@ class Scores:
         """Return the scores plus a tensor, such as a bias or a float mask."""
         if self.softmax is not None or not _is_real(x) or not self.axes.broadcasts(x.shape):
             return None
-        term = Term(self.axes.by_factor(read(x), self.all_factors), scale)
+        term = Term(self.axes.by_factor(detached_if_no_grad(x), self.all_factors), scale)
         return replace(self, terms=(*self.terms, term), dtype=self._promoted(x))
 
     def filled(self, pairs: Tensor, value: float, others: Tensor | None = None) -> Scores | None:
-        """Return the scores with some pairs masked, that is, filled with large negative numbers or -inf.
+        """Return the scores with pairs masked, that is, filled with large negative numbers or -inf.
 
         Args:
             pairs: bool, True at the pairs to mask.
@@ -264,7 +264,7 @@ class Scores:
         return replace(self, fills=(*self.fills, Fill(by_factor, value, len(self.terms) if is_constant else -1)))
 
     def floored(self, value: float) -> Scores | None:
-        """Return the maximum of the scores and a large negative number."""
+        """Return the elementwise maximum of the scores and a large negative number."""
         if self.softmax is not None or not value < -100.0:
             return None
         nothing = torch.zeros((1,) * len(self.all_factors), dtype=torch.bool, device=self.left.device)
@@ -273,14 +273,14 @@ class Scores:
 
     def tanh(self) -> Scores | None:
         """Return the scores after a tanh, the first part of a softcap."""
-        return replace(self, cap=1.0) if self._is_bare else None
+        return replace(self, cap=1.0) if self._is_scaled_product else None
 
     def cast(self, dtype: torch.dtype) -> Scores | None:
-        """Return the scores cast to a dtype; rounding to a narrower dtype is left out."""
+        """Return the scores cast to a dtype, without rounding them to a narrower dtype."""
         return replace(self, dtype=dtype) if dtype in FLOATS else None
 
     def softmaxed(self, axis: int, dtype: torch.dtype | None = None) -> Scores | None:
-        """Return the attention weights: the softmax of the scores over an axis, which must be the key axis."""
+        """Return the attention weights: the softmax of the scores over an axis. It must be the key axis."""
         is_known = self.maximum_of in (None, self.axes.axes[axis])
         if not (self.is_keys(axis) and is_known) or dtype not in (None, *FLOATS):
             return None
@@ -288,7 +288,7 @@ class Scores:
         return replace(self, softmax=self.axes.axes[axis], dtype=dtype)
 
     def is_keys(self, axis: int) -> bool:
-        """Return whether an axis of scores may be the key axis, because only one of the two tensors has it."""
+        """Return whether an axis of scores may be the key axis: only one of the two tensors has it."""
         factors = set(self.axes.axes[axis])
         return (
             self.softmax is None and bool(factors) and any(factors <= {*x} for x in (self.left_only, self.right_only))
@@ -308,28 +308,28 @@ class Scores:
             return torch.result_type(torch.empty(1, dtype=self.dtype), torch.empty((), dtype=x.dtype))
         return torch.promote_types(self.dtype, x.dtype)
 
-    def reading(self, tensors: Iterable[Tensor]) -> Scores:
-        """Return the scores with more tensors recorded as operands."""
+    def with_operands(self, tensors: Iterable[Tensor]) -> Scores:
+        """Return a copy of the scores with additional operands."""
         return replace(self, operands=(*self.operands, *((x, version_of(x)) for x in tensors)))
 
 
-def read(x: Tensor) -> Tensor:
-    """Return an operand of the scores as the model reads it now: detached if gradients are disabled."""
+def detached_if_no_grad(x: Tensor) -> Tensor:
+    """Detach an operand of the scores if gradients are disabled, as the model would read it now."""
     return x.detach() if x.requires_grad and not torch.is_grad_enabled() else x
 
 
 def version_of(x: Tensor) -> int:
-    """Return how often an operand was modified in place; inference tensors do not count this, so return 0 for them."""
+    """Return the version counter of an operand, which counts in-place changes; 0 for inference tensors without one."""
     return 0 if x.is_inference() else x._version
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which torch now multiplies a tensor: autocast's if it is enabled, or the tensor's own."""
+    """Return the dtype in which torch would now multiply a tensor: autocast's dtype if enabled, or the tensor's."""
     return torch.get_autocast_dtype(x.device.type) if is_autocast(x) and x.dtype != torch.float64 else x.dtype
 
 
 def softmax_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that a softmax of scores has now, which autocast may change."""
+    """Return the dtype of a softmax of scores under the current autocast settings."""
     return _softmax_dtype(x.device, dtype, torch.get_autocast_dtype(x.device.type)) if is_autocast(x) else dtype
 
 

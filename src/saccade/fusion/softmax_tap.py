@@ -1,4 +1,4 @@
-"""SoftmaxTap: follow the computed result of a softmax until it is multiplied by values."""
+"""SoftmaxTap: track materialized softmax results until a model multiplies them by values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from saccade.fusion.arguments import mapped, tensors_in
+from saccade.fusion.arguments import map_nested, tensors_in
 from saccade.fusion.axes import Axes, Axis, new_factor
-from saccade.fusion.operations import followed
+from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, Product, product_of
 from saccade.fusion.recovered_call import roles_of
 from saccade.fusion.scores import FLOATS, Scores, is_dense, version_of
@@ -28,8 +28,8 @@ _ANY_PRODUCT = PRODUCTS | frozenset(
         *(torch.linalg.multi_dot, Tensor.mm, Tensor.mv, Tensor.addbmm, Tensor.addmm, Tensor.addmv),
     }
 )
-# Functions that select, join or repeat weights. Results of these functions are tracked, whatever their size; results of
-# other functions only if they have as many elements as the weights.
+# Functions that select, join or repeat weights. Their results are tracked whatever their size; results of other
+# functions are tracked only if they have as many elements as the weights.
 _PARTS = frozenset(
     {
         *("__getitem__", "select", "narrow", "index_select", "gather", "take_along_dim", "chunk", "split", "unfold"),
@@ -55,16 +55,16 @@ _MULTIPLYING = frozenset({"mul", "rmul", "imul", "div", "true_divide", "truediv"
 class SoftmaxTap:
     """A tracker that reports dense attention weights when they are multiplied by values.
 
-    Weights are followed through casts, views, dropout, elementwise changes, such as masks or a normalisation after the
+    Weights are tracked through casts, views, dropout, elementwise changes, such as masks or a normalisation after the
     softmax, and layers that mix heads. The product must sum over the axis of the softmax, or over an axis along which
     the weights now sum to 1 (slot attention: a softmax over the queries, normalised over the keys). If both operands of
-    a product are weights, only those unchanged since their softmax are reported. If weights were selected or joined,
-    their layout is unknown, and ``on_unknown`` is called for their products.
+    a product are weights, only those unchanged since their softmax are reported. If a model selects or joins weights,
+    their layout becomes unknown, and ``on_unknown`` is called for their products.
 
     Args:
-        on_weights: called before the product as ``on_weights(weights, arrange)``: the weights as the model multiplies
-            them, and the function that arranges them as ``[batch, heads, q_len, kv_len]``.
-        on_unknown: called for every other product with a softmax result.
+        on_weights: called before the product as ``on_weights(weights, arrange)``, with the weights in the model's
+            layout and the function that converts them to ``[batch, heads, q_len, kv_len]``.
+        on_unknown: called for every other product with a tensor derived from a softmax.
     """
 
     def __init__(self, on_weights: Callable[[Tensor, Arrange], None], on_unknown: Callable[[], None] = lambda: None):
@@ -74,56 +74,56 @@ class SoftmaxTap:
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a torch call, tracking softmax results among its arguments."""
         tracked = [x for x in tensors_in((args, kwargs)) if x in self._states] if self._states else []
-        mixing = self._mixing(func, args, kwargs) if tracked else None
+        mixing = self._head_mixing_axes(func, args, kwargs) if tracked else None
         if tracked and func in _ANY_PRODUCT and mixing is None:
-            self._enter(func, args, kwargs)
+            self._report_product(func, args, kwargs)
             return func(*args, **kwargs)
         state = self._state_after(func, args, kwargs) if tracked and func not in _SOFTMAX else None
         sizes = {x.numel() for x in tracked}
         out = func(*args, **kwargs)
         if func in _SOFTMAX and is_dense(out):
-            self.follow(out, kwargs.get("dim", args[1] if len(args) > 1 else None))
+            self.track(out, kwargs.get("dim", args[1] if len(args) > 1 else None))
         elif mixing is not None and is_dense(out):
             self._states[out] = _State(_as_scores(out, *mixing), version_of(out), is_changed=True)
         elif tracked:
-            self._follow_result(func, args[0] if out is None and args else out, state, sizes)
+            self._track_result(func, args[0] if out is None and args else out, state, sizes)
         return out
 
-    def follow(self, x: Tensor, dim: Any) -> None:
+    def track(self, x: Tensor, dim: Any) -> None:
         """Start tracking a tensor that is the result of a softmax over a dimension."""
         if isinstance(dim, int) and x.dtype in FLOATS and x.dim() and x.shape[dim] > 1:
             self._states[x] = _State(_as_scores(x, dim % x.dim()), version_of(x))
 
     def is_tracking(self, arguments: tuple[Any, Any]) -> bool:
-        """Return whether an argument of a matrix product is a result of a softmax, or was computed from one."""
+        """Return whether an argument of a matrix product is derived from a softmax."""
         return bool(self._states) and any(x in self._states for x in tensors_in(arguments))
 
     def _state_after(self, func: Any, args: Any, kwargs: Any) -> _State | None:
-        """Return the state of the result of a call with tracked weights, or None if it is unknown.
+        """Return the state that the result of a call on tracked weights will have, or None if it is unknown.
 
-        The version is 0, because the result does not exist yet.
+        Its version is 0, because the result does not exist yet.
         """
-        known_args, known_kwargs = mapped(self._known, (args, kwargs))
-        found = [x for x in _items((args, kwargs)) if isinstance(self._known(x), Scores)]
-        if not found:
+        known_args, known_kwargs = map_nested(self._known, (args, kwargs))
+        tracked_weights = [x for x in _items((args, kwargs)) if isinstance(self._known(x), Scores)]
+        if not tracked_weights:
             return None
-        name, is_changed = str(getattr(func, "__name__", "")).strip("_"), self._states[found[0]].is_changed
+        name, is_changed = str(getattr(func, "__name__", "")).strip("_"), self._states[tracked_weights[0]].is_changed
         if name not in _ELEMENTWISE:
-            scores = followed(func, known_args, known_kwargs)
+            scores = scores_after(func, known_args, known_kwargs)
             return _State(scores, 0, is_changed) if isinstance(scores, Scores) else None
-        # A float tensor of the same shape that is multiplied may be an activation that the softmax gates.
-        scores = self._known(found[0])
+        # If a float tensor of the same shape is multiplied, the softmax may be a gate for activations.
+        scores = self._known(tracked_weights[0])
         shape = tuple(scores.axes.shape)
         others = [x for x in tensors_in((args, kwargs)) if self._known(x) is x and x.is_floating_point()]
         is_gate = name in _MULTIPLYING and any(tuple(x.shape) == shape for x in others)
         return None if is_gate else _State(scores, 0, is_changed or name not in _UNCHANGING)
 
-    def _mixing(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int | None] | None:
-        """Return the axes of keys and queries in the result of a call that mixes heads; None for other calls.
+    def _head_mixing_axes(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int | None] | None:
+        """Return the key axis and the query axis in the result of a call that mixes heads; None for other calls.
 
         The query axis is None if there is only one query.
         """
-        known_args, known_kwargs = mapped(self._known, (args, kwargs))
+        known_args, known_kwargs = map_nested(self._known, (args, kwargs))
         weights = next((x for x in _items((known_args, known_kwargs)) if isinstance(x, Scores)), None)
         if weights is None or func not in (*PRODUCTS, F.linear, F.conv2d):
             return None
@@ -133,7 +133,7 @@ class SoftmaxTap:
         column, row = axes.index(weights.softmax), axes.index(rows) if rows else None
         if func in PRODUCTS:
             product = product_of(func, known_args, known_kwargs)
-            return None if product is None else _places_in(product, weights, column, row)
+            return None if product is None else _axes_in_product(product, weights, column, row)
         if known_args[:1] != (weights,):
             return None
         if func is F.linear:
@@ -141,7 +141,7 @@ class SoftmaxTap:
         is_kept = len(axes) == 4 and column in (2, 3) and row in (2, 3, None)
         return (column, row) if is_kept and _keeps_size(*args, **kwargs) else None
 
-    def _follow_result(self, func: Any, out: Any, state: _State | None, sizes: set[int]) -> None:
+    def _track_result(self, func: Any, out: Any, state: _State | None, sizes: set[int]) -> None:
         name = str(getattr(func, "__name__", ""))
         for x in tensors_in((out,)):
             if is_dense(x) and state is not None and tuple(x.shape) == tuple(state.scores.axes.shape):  # type: ignore[union-attr]
@@ -149,12 +149,12 @@ class SoftmaxTap:
             elif name in _PARTS or name == "__setitem__" or x.numel() in sizes:
                 self._states[x] = _State(None, 0)
 
-    def _enter(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Report the weights among the arguments of a product, or note that their layout is unknown."""
-        known_args, known_kwargs = mapped(self._known, (args, kwargs))
+    def _report_product(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Report the tracked weights that a product multiplies by values, or report that their layout is unknown."""
+        known_args, known_kwargs = map_nested(self._known, (args, kwargs))
         product = product_of(func, known_args, known_kwargs) if func in PRODUCTS else None
-        found = [x for x in tensors_in((args, kwargs)) if isinstance(self._known(x), Scores)]
-        multiplied = {} if product is None else {x: _multiplied(x, self._states[x], product) for x in found}
+        tracked_weights = [x for x in tensors_in((args, kwargs)) if isinstance(self._known(x), Scores)]
+        multiplied = {} if product is None else {x: _multiplied(x, self._states[x], product) for x in tracked_weights}
         weights = {x: scores for x, scores in multiplied.items() if scores is not None}
         unchanged = {x: scores for x, scores in weights.items() if not self._states[x].is_changed}
         for x, scores in (unchanged or weights).items():
@@ -163,7 +163,7 @@ class SoftmaxTap:
             self._on_unknown()
 
     def _known(self, x: Any) -> Any:
-        """Return the `Scores` behind tracked weights; return any other argument unchanged."""
+        """Return the `Scores` of tracked weights; return any other argument unchanged."""
         if not isinstance(x, Tensor) or x not in self._states:
             return x
         state = self._states[x]
@@ -175,7 +175,7 @@ class SoftmaxTap:
         assert roles is not None
 
         def arrange(weights_in_layout: Tensor) -> Tensor:
-            return roles.four(weights.axes.by_factor(weights_in_layout, every), every)
+            return roles.to_four_dims(weights.axes.by_factor(weights_in_layout, every), every)
 
         self._on_weights(x, arrange)
 
@@ -184,9 +184,9 @@ class _State(NamedTuple):
     """The state of a tracked tensor.
 
     Args:
-        scores: its axes; None if they are unknown.
-        version: its version when the axes were determined.
-        is_changed: whether weights were changed since the softmax, by more than dropout and casts.
+        scores: the tensor's axes; None if they are unknown.
+        version: the tensor's version counter when the axes were determined.
+        is_changed: whether anything except dropout and casts has changed the weights since the softmax.
     """
 
     scores: Scores | None
@@ -195,7 +195,7 @@ class _State(NamedTuple):
 
 
 def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
-    """Return weights with the key axis that a product sums over, or None if it does not multiply them by values."""
+    """Return weights with the axis that a product sums over as key axis; None unless this multiplies them by values."""
     weights = state.scores
     assert weights is not None
     names, others = product.left_letters, product.right_letters
@@ -208,18 +208,18 @@ def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
         if not (columns and state.is_changed and _sums_to_one(x, dims)):
             return None
     sizes = dict(zip(others, other.axes.shape if isinstance(other, Scores) else other.shape, strict=True))
-    own = [axis for name, axis in axes.items() if axis and sizes.get(name, 1) == 1 and name not in product.summed]
-    rows = own[0] if len(own) == 1 else weights.left_only
+    unshared = [axis for name, axis in axes.items() if axis and sizes.get(name, 1) == 1 and name not in product.summed]
+    rows = unshared[0] if len(unshared) == 1 else weights.left_only
     return _with_roles(weights, () if set(rows) & set(columns) else rows, columns)
 
 
 def _with_roles(weights: Scores, rows: Axis, columns: Axis) -> Scores:
-    """Return weights with the given query and key factors; all other factors belong to the batch."""
+    """Assign query and key factors (sub-axes) to weights; all other factors become batch factors."""
     if (rows, columns) == (weights.left_only, weights.softmax):
         return weights
-    batch = tuple(one for axis in weights.axes.axes for one in axis if one not in (*rows, *columns))
+    batch = tuple(factor for axis in weights.axes.axes for factor in axis if factor not in (*rows, *columns))
     last = [axis for axis in weights.axes.axes if axis and set(axis) <= set(batch)]
-    left, right = (weights.left.new_empty((1,) * (len(batch) + len(own)) + (0,)) for own in (rows, columns))
+    left, right = (weights.left.new_empty((1,) * (len(batch) + len(side)) + (0,)) for side in (rows, columns))
     heads = last[-1] if len(last) > 1 else ()
     return replace(
         weights, left=left, right=right, batch=batch, left_only=rows, right_only=columns, heads=heads, lead=batch,
@@ -232,21 +232,21 @@ def _sums_to_one(x: Tensor, dims: list[int]) -> bool:
     return bool(((sums - 1.0).abs() < 1e-3).all())
 
 
-def _places_in(product: Product, weights: Scores, column: int, row: int | None) -> tuple[int, int | None] | None:
-    """Return the axes of keys and queries in a product that mixes the heads of weights; None for other products."""
+def _axes_in_product(product: Product, weights: Scores, column: int, row: int | None) -> tuple[int, int | None] | None:
+    """Return the key axis and the query axis in a product that mixes heads of weights; None for other products."""
     names, others = product.left_letters, product.right_letters
     names, others, other = (names, others, product.right) if weights is product.left else (others, names, product.left)
-    kept = [names[place] for place in (column, row) if place is not None]
+    kept = [names[axis] for axis in (column, row) if axis is not None]
     if isinstance(other, Scores) or set(kept) & set(others) or not set(kept) <= set(product.letters):
         return None
-    places = [product.letters.index(name) for name in kept]
-    return places[0], None if row is None else places[1]
+    positions = [product.letters.index(name) for name in kept]
+    return positions[0], None if row is None else positions[1]
 
 
 def _keeps_size(
     x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, *_: Any, **__: Any
 ) -> bool:
-    """Return whether a convolution of weights keeps one output per pair: it mixes heads, and possibly neighbours."""
+    """Return whether a convolution keeps one output per query-key pair, so it mixes heads or neighbouring pairs."""
     return stride in (1, (1, 1)) and (padding == "same" or weight.shape[-2:] == (1, 1))
 
 
@@ -260,18 +260,18 @@ def _items(tree: Any) -> Iterator[Any]:
 
 
 def _as_scores(x: Tensor, softmax_axis: int, row_axis: int | None = None) -> Scores:
-    """Represent dense softmax weights by `Scores` with empty operands, to track their axes through operations.
+    """Represent dense softmax weights as `Scores` with empty operands, to track their axes through operations.
 
-    If the query axis is unknown, it is assumed to be the axis before the keys.
+    If the query axis is unknown, assume that it is the axis before the keys.
     """
     factors = [new_factor() if size > 1 else None for size in x.shape]
-    axes = tuple(() if one is None else (one,) for one in factors)
+    axes = tuple(() if factor is None else (factor,) for factor in factors)
     columns = axes[softmax_axis]
     before = softmax_axis - 1 if softmax_axis else softmax_axis + 1
     rows = axes[before if row_axis is None else row_axis] if x.dim() > 1 else ()
     others = [axis for axis in axes if axis not in (rows, columns)]
-    batch = tuple(one for axis in others for one in axis)
+    batch = tuple(factor for axis in others for factor in axis)
     heads = others[-1] if len(others) > 1 else ()
-    sizes = {one: size for one, size in zip(factors, x.shape, strict=True) if one is not None}
-    left, right = (x.new_empty((1,) * (len(batch) + len(own)) + (0,)) for own in (rows, columns))
+    sizes = {factor: size for factor, size in zip(factors, x.shape, strict=True) if factor is not None}
+    left, right = (x.new_empty((1,) * (len(batch) + len(side)) + (0,)) for side in (rows, columns))
     return Scores(Axes(sizes, axes), left, right, batch, rows, columns, heads, batch, x.dtype, x.dtype, softmax=columns)

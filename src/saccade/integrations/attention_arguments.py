@@ -1,4 +1,4 @@
-"""Arguments of transformers' attention functions: supported, unsupported, and without effect."""
+"""Arguments of transformers' attention functions: supported, unsupported, and ignored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SUPPORTED = frozenset(
     }
 )
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # ends of packed texts; supported if the mask separates the same texts
-# Facts about the full model and kernel settings. Any other argument is looked up in the model's functions.
+# Settings of the full model and of kernels. For any other argument, check whether the model's functions read it.
 WITHOUT_EFFECT = frozenset(
     {
         "cache_position",
@@ -63,12 +63,12 @@ UNSUPPORTED = {
     "cache_seqlens": _PAGED,
     "sinks": "eager; sink logits that depend on the query are not supported",
 }
-"""Arguments that change the attention matrix in an unsupported way, each with a hint for the error message."""
+"""Hints for error messages about arguments that change the attention matrix in an unsupported way."""
 
 
-def check_supported(module: nn.Module, facts: Mapping[str, Any]) -> None:
+def check_supported(module: nn.Module, options: Mapping[str, Any]) -> None:
     """Raise if an argument of a transformers attention function changes the matrix in an unsupported way."""
-    unknown = [name for name in facts if name not in SUPPORTED and name not in WITHOUT_EFFECT]
+    unknown = [name for name in options if name not in SUPPORTED and name not in WITHOUT_EFFECT]
     if not unknown:
         return
     files = tuple(parent.__module__ for parent in type(module).__mro__)
@@ -91,13 +91,13 @@ def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) ->
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_read(files: tuple[str, ...], name: str) -> bool:
-    """Return whether an attention function in the given source files reads an argument; the compiler skips this."""
+    """Return whether an attention function in the given source files reads an argument; not traced by the compiler."""
     return name in _read_by_functions(files)
 
 
 @functools.cache
 def _read_by_functions(files: tuple[str, ...]) -> frozenset[str]:
-    """Return the parameter names of all attention functions in source files, such as a model's eager function."""
+    """Return the parameter names of all attention functions in the source files, such as a model's eager function."""
     names: set[str] = set()
     for file in set(files) & sys.modules.keys():
         if file.split(".")[0] in ("torch", "builtins"):
@@ -112,17 +112,17 @@ def _read_by_functions(files: tuple[str, ...]) -> frozenset[str]:
 _FLAG = "output_attentions"
 
 
-def check_no_weights(module: nn.Module, facts: Mapping[str, Any]) -> None:
-    """Raise if a call requests attention weights, which a kernel does not build.
+def check_no_weights(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """Raise if a call requests attention weights, which kernels never materialize.
 
     Args:
         module: the attention layer.
-        facts: the keyword arguments of its attention function.
+        options: the keyword arguments of the layer's attention function.
 
     Raises:
         UnsupportedError: the layer, or the model around it, was called with ``output_attentions=True``.
     """
-    if not (facts.get(_FLAG) or _is_collected()):
+    if not (options.get(_FLAG) or _is_collected()):
         return
     reason = f"{_FLAG}=True needs all weights, which are not built here"
     hint = "saccade.record(model) gives the matrices of every layer without building them"
@@ -130,7 +130,7 @@ def check_no_weights(module: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 def _is_collected() -> bool:
-    """Return whether transformers collects the attention weights that layers return, as it does for most models."""
+    """Return whether transformers is collecting the attention weights that layers return, as in most models."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
     is_compiling = is_tracing()
@@ -144,7 +144,7 @@ def _is_collected() -> bool:
 
 
 def _is_read_by_a_caller(frame: FrameType | None) -> bool:
-    """Return whether a calling model that collects attention weights itself (PatchTST, Pix2Struct) was asked to."""
+    """Return whether a calling model that collects attention weights itself (PatchTST, Pix2Struct) is doing so."""
     while frame is not None:
         is_theirs = str(frame.f_globals.get("__name__")).startswith("transformers.")
         if is_theirs and _FLAG in frame.f_code.co_varnames and frame.f_locals.get(_FLAG):

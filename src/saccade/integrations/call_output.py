@@ -13,14 +13,14 @@ from saccade.plan import Ranges
 from saccade.statistics.row_block import Block
 
 Receive = Callable[[Matrix], None]
-"""A function that receives the gradient with respect to the weights of a call."""
+"""A callback that receives the gradient with respect to a call's weights."""
 
 Refuse = Callable[[str], None]
-"""A function that receives the reason why there is no gradient."""
+"""A callback that receives the reason why this gradient is unavailable."""
 
 
 class CallOutput(NamedTuple):
-    """The output of a captured call, used to compute the gradient with respect to the call's weights.
+    """The output of a captured call, from which the gradient with respect to the call's weights is computed.
 
     Attributes:
         out: the tensor that the model computed.
@@ -53,12 +53,12 @@ class CallOutput(NamedTuple):
         return None
 
 
-class BuiltWeights(NamedTuple):
-    """Dense weights that a captured call has built, whose gradient autograd computes.
+class DenseWeights(NamedTuple):
+    """Dense weights that a captured call has materialized, so that autograd computes their gradient.
 
     Attributes:
         weights: the tensor that the model multiplies by the values.
-        arrange: converts it to ``[batch, heads, q_len, kv_len]``.
+        arrange: converts this tensor, or its gradient, to ``[batch, heads, q_len, kv_len]``.
     """
 
     weights: Tensor
@@ -80,8 +80,8 @@ class BuiltWeights(NamedTuple):
         return None
 
 
-class LaterOutput:
-    """The future output of a matrix that a layer has not yet multiplied by values."""
+class FutureOutput:
+    """A placeholder for the output of a matrix that a layer has not yet multiplied by values."""
 
     def __init__(self) -> None:
         self._watchers: list[tuple[Receive, Refuse]] = []
@@ -95,27 +95,27 @@ class LaterOutput:
         """Store the callbacks, and pass them to `CallOutput.watch` once the output exists."""
         self._watchers.append((receive, refuse))
 
-    def give(self, output: CallOutput) -> None:
-        """Watch the output with all stored callbacks."""
+    def set_output(self, output: CallOutput) -> None:
+        """Set the output, and register all stored callbacks with it."""
         for receive, refuse in self._watchers:
             output.watch(receive, refuse)
 
 
 class WatchedMatrix(DerivedMatrix):
-    """A matrix that reports its product with values, to compute the gradient with respect to its weights.
+    """A matrix that reports its product with values, so that the gradient of its weights can be computed.
 
     Args:
         inner: the matrix.
-        output: receives the product with values.
+        output: the placeholder that receives the product with values.
     """
 
-    def __init__(self, inner: Matrix, output: LaterOutput):
+    def __init__(self, inner: Matrix, output: FutureOutput):
         super().__init__(inner)
         self.output = output
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         out = self.inner.matmul(value, dropout_p=dropout_p, seed=seed)
-        self.output.give(CallOutput(out, lambda grad: grad, lambda: value, dropout_p))
+        self.output.set_output(CallOutput(out, lambda grad: grad, lambda: value, dropout_p))
         return out
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -125,5 +125,5 @@ class WatchedMatrix(DerivedMatrix):
         return self.inner.positions(rows, columns)
 
 
-AnyOutput = CallOutput | BuiltWeights | LaterOutput
+AnyOutput = CallOutput | DenseWeights | FutureOutput
 """The output of a captured call."""

@@ -28,12 +28,12 @@ _PARTS = re.compile(
 
 @contextmanager
 def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
-    """Pass every attention matrix of a model to ``callback`` while the model runs on its own kernels.
+    """Pass each of a model's attention matrices to ``callback`` while the model runs on its own kernels.
 
     Args:
         model: any torch model.
         callback: called as ``callback(name, captured)`` after a layer's own kernel has run; ``captured()`` returns the
-            matrix, which refers to tensors of the model that may change after the call.
+            matrix. It references tensors of the model that may change after the call.
 
     Yields:
         The capture. Its ``not_recorded`` lists layers that seem to compute attention but cannot be recorded.
@@ -57,10 +57,10 @@ def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
 
 
 def _note_not_recorded(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
-    """Note each module with "attention" in its class name that ran although no matrix was captured.
+    """Note each recurrence and each module with "attention" in its class name that ran without a captured matrix.
 
-    If such modules are nested, only the innermost is noted. The class name is the only evidence: modules with other
-    names are missed, and a class with "attention" in its name need not compute an attention matrix.
+    If such modules are nested, only the innermost is noted. For attention, the class name is the only evidence: modules
+    with other names are missed, and a class with "attention" in its name need not compute an attention matrix.
     """
     modules = [(module, name, _note) for module, name in names_of(model).items() if _may_attend(module)]
     return capture_forwards(modules, capture)
@@ -85,7 +85,7 @@ def _note(call: CapturedCall) -> Any:
     return out
 
 
-# The last one is the outermost: it notes the calls that the others did not capture.
+# The last entry is the outermost; it notes the calls that the others did not capture.
 _CAPTURES = (
     capture_interface,
     capture_own_code,

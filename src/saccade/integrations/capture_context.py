@@ -18,14 +18,14 @@ from saccade.support.errors import unsupported
 CALLED_AS = "record"  # the name in error messages
 
 Make = Callable[[], Matrix]
-"""A function that returns the attention matrix of the call that has just run."""
+"""A function that builds the attention matrix of the call that has just run."""
 
 
 class CapturedMatrix(NamedTuple):
-    """The attention matrix of a call that has just run, built when this object is called.
+    """A captured call's attention matrix, which is built when this object is called.
 
     Attributes:
-        make: returns the matrix.
+        make: builds the matrix.
         output: provides the gradient with respect to the weights; None if the values of the call are unknown.
     """
 
@@ -41,7 +41,7 @@ Callback = Callable[[str, CapturedMatrix], None]
 
 
 class Capture:
-    """A running capture of attention calls. Calls nested in a captured call are left out.
+    """A running capture of attention calls. Calls nested in a captured call are not captured.
 
     Threads are independent: a call in one thread suppresses nothing in another.
 
@@ -49,7 +49,7 @@ class Capture:
         callback: receives each call after the model's own kernel has run, in the same thread.
 
     Attributes:
-        is_active: whether the capture is in progress; calls that end later are not emitted.
+        is_active: whether the capture is in progress; calls that end afterwards are not emitted.
         not_recorded: class names, by module name, of modules that seem to compute attention but were not recorded.
     """
 
@@ -61,17 +61,17 @@ class Capture:
 
     @property
     def is_suppressed(self) -> bool:
-        """Whether this thread is running a captured call, so that nested calls are not captured."""
+        """Whether this thread is running a captured call, which suppresses the capture of nested calls."""
         return self._thread.depth > 0
 
     @property
     def num_captured(self) -> int:
-        """Number of attention calls in this thread that were captured or noted as not recorded."""
+        """Number of this thread's attention calls so far, captured or noted as not recorded."""
         return self._thread.num_captured
 
     @contextmanager
     def suppressed(self) -> Iterator[None]:
-        """Capture nothing in this thread within the block, which runs parts of a captured call."""
+        """Suppress capturing in this thread within the block, which runs parts of a captured call."""
         self._thread.depth += 1
         try:
             yield
@@ -99,7 +99,7 @@ class Listener(NamedTuple):
 
     Attributes:
         name: the module's name in the recording.
-        capture: the recording.
+        capture: the capture.
     """
 
     name: str
@@ -107,14 +107,14 @@ class Listener(NamedTuple):
 
 
 class _ThreadState(threading.local):
-    def __init__(self) -> None:  # not class attributes, which Dynamo does not find while tracing
+    def __init__(self) -> None:  # not class attributes, because Dynamo cannot resolve them while tracing
         self.depth = 0
         self.num_captured = 0
 
 
 @contextmanager
 def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
-    """Capture nothing for the given listeners within the block, which runs parts of a captured call."""
+    """Suppress capturing for the given listeners within the block, which runs parts of a captured call."""
     with ExitStack() as stack:
         for listener in listeners:
             stack.enter_context(listener.capture.suppressed())
@@ -143,7 +143,7 @@ def refuse_compiled() -> None:
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the name of each module in a capture; the model itself is named after its class."""
+    """Return the name of each module for captures; the model itself is named after its class."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
 
 
@@ -153,5 +153,5 @@ def uses_attention_interface(module: nn.Module) -> bool:
 
 
 def is_recomputed() -> bool:
-    """Return whether a backward pass is running, which recomputes checkpointed layers that are already captured."""
+    """Return whether a backward pass is running. It recomputes checkpointed layers, which were already captured."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""Capture the attention that modules compute in their own code, with torch's functions or with separate operations."""
+"""Capture attention that modules compute in their own code, with torch's functions or with separate operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.fusion.mode import FuseAttention
 from saccade.fusion.observe import ObserveAttention
 from saccade.fusion.recovered_call import AttentionCall, Output
 from saccade.integrations import redirect_mode
-from saccade.integrations.call_output import AnyOutput, BuiltWeights, CallOutput
+from saccade.integrations.call_output import AnyOutput, CallOutput, DenseWeights
 from saccade.integrations.capture_context import (
     Capture,
     Listener,
@@ -44,13 +44,13 @@ _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi
 
 @contextmanager
 def capture_own_code(model: nn.Module, capture: Capture) -> Iterator[None]:
-    """Capture the attention that modules of ``model`` compute in their own code, under the name of the module.
+    """Capture attention that modules of ``model`` compute in their own code, under the module's name.
 
     This covers calls to ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, FlexAttention,
     flash-attn's and xformers' functions, `saccade.attention` and `saccade.attention_with_lse`; weights computed by
     matmul and softmax and multiplied by values; and other dense weights, if they come from a softmax. If a module
     computes attention several times in one forward pass, the second call is named after the module with ":1" appended,
-    the third with ":2", and so on. A module that multiplies softmax results whose layout is unknown is noted as not
+    the third with ":2", and so on. If a module multiplies softmax results whose layout is unknown, it is noted as not
     recorded. Layers of torch and of this library are captured elsewhere.
     """
     modules = [(module, name, _capture_calls) for module, name in names_of(model).items() if not _is_known(module)]
@@ -67,12 +67,12 @@ def capture_own_code(model: nn.Module, capture: Capture) -> Iterator[None]:
 
 
 def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function to run without the capture's mode, because torch's layers leave their fast path under a mode."""
+    """Wrap a function to run without the capture mode, because torch's layers skip their fast path under a mode."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         stack = reversed(torch.overrides._get_current_function_mode_stack())
-        # Only the topmost modes can be removed. If another library's mode is above ours, the fast path is off anyway.
+        # Only the topmost modes can be removed. If another library's mode is on top, the fast path is off anyway.
         modes = list(itertools.takewhile(lambda mode: isinstance(mode, CaptureMode), stack))
         for mode in modes:
             mode.__exit__(None, None, None)
@@ -87,7 +87,7 @@ def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class _Caller:
-    """A running module whose own code may compute attention, with one of its listeners.
+    """A running module whose code may compute attention, with one of its listeners.
 
     Attributes:
         listener: the capture and the module's name in it.
@@ -104,7 +104,7 @@ _running = Running()
 
 
 class CaptureMode(ObserveAttention):
-    """A torch function mode that captures the attention of a recorded module's own code; the module runs unchanged."""
+    """A torch function mode that captures attention in a recorded module's own code; the module runs unchanged."""
 
     def __init__(self) -> None:
         super().__init__(lambda call: None)
@@ -142,14 +142,14 @@ class CaptureMode(ObserveAttention):
         _emit(call.matrix, made)
 
     def report_weights(self, weights: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
-        """Capture weights that the module has computed, before it multiplies them by values."""
-        _emit(lambda: DenseMatrix(arrange(weights.detach())), BuiltWeights(weights, arrange))
+        """Capture the module's dense weights, just before it multiplies them by values."""
+        _emit(lambda: DenseMatrix(arrange(weights.detach())), DenseWeights(weights, arrange))
 
     def report_unknown(self) -> None:
         """Note that the module has multiplied weights whose layout is unknown."""
         if not _is_called_by_engine(sys._getframe(1)):
-            for one in _innermost_callers():
-                one.listener.capture.note_not_recorded(one.listener.name, one.kind)
+            for caller in _innermost_callers():
+                caller.listener.capture.note_not_recorded(caller.listener.name, caller.kind)
 
 
 @contextmanager
@@ -164,25 +164,25 @@ def capture_code_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterato
 
 @contextmanager
 def _beneath_redirection(mode: CaptureMode) -> Iterator[None]:
-    """Activate a mode beneath the modes that redirect calls, so that it observes only calls that they leave alone."""
+    """Activate a mode beneath the redirecting modes, so that it observes only calls that they do not redirect."""
     stack = torch.overrides._get_current_function_mode_stack()
-    above = [*itertools.takewhile(lambda one: isinstance(one, RedirectMode), reversed(stack))]
-    for one in above:
-        super(FuseAttention, one).__exit__(None, None, None)
+    above = [*itertools.takewhile(lambda other: isinstance(other, RedirectMode), reversed(stack))]
+    for other in above:
+        super(FuseAttention, other).__exit__(None, None, None)
     with mode:
-        for one in reversed(above):
-            one.__enter__()
+        for other in reversed(above):
+            other.__enter__()
         try:
             yield
         finally:
-            for one in above:
-                super(FuseAttention, one).__exit__(None, None, None)
-    for one in reversed(above):
-        one.__enter__()
+            for other in above:
+                super(FuseAttention, other).__exit__(None, None, None)
+    for other in reversed(above):
+        other.__enter__()
 
 
 def _emit(make: Any, output: AnyOutput | None = None) -> None:
-    """Emit an attention call to the listeners of the innermost running module, unless a saccade kernel made it."""
+    """Emit an attention call to the innermost running module's listeners, unless a saccade kernel made the call."""
     if not _is_called_by_engine(sys._getframe(1)):
         emit_all([(listener, make) for listener in _listeners()], output)
 
@@ -194,7 +194,7 @@ def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) ->
 
 
 def _capture_redirected(capture: Capture, redirected: Redirected, call: Call) -> None:
-    """Capture an attention call in a module's own code that `saccade.replace_attention` computes."""
+    """Capture an attention call in a module's own code that `saccade.replace_attention` has computed."""
     output = CallOutput(redirected.out, lambda grad: grad, lambda: call.value, call.dropout_p)
     emit_all([(listener, lambda: redirected.matrix) for listener in _listeners(capture)], output)
 
@@ -213,12 +213,12 @@ def _capture_calls(call: CapturedCall) -> Any:
 
 
 def _is_engine(frame: FrameType) -> bool:
-    """Return whether a torch call comes directly from a saccade kernel, which must not be observed."""
+    """Return whether a torch call comes directly from a saccade kernel; such calls must not be observed."""
     return str(frame.f_globals.get("__name__")).startswith("saccade.engine.")
 
 
 def _is_called_by_engine(frame: FrameType | None) -> bool:
-    """Return whether a torch call comes from a saccade kernel, whose matrix is already captured."""
+    """Return whether a saccade kernel is among a torch call's callers; its matrix is already captured."""
     while frame is not None:
         if _is_engine(frame):
             return True
@@ -228,17 +228,17 @@ def _is_called_by_engine(frame: FrameType | None) -> bool:
 
 def _innermost_callers() -> list[_Caller]:
     """Return, for each capture, the innermost running module whose code may compute attention."""
-    return list({one.listener.capture: one for one in _running.stack}.values())
+    return list({caller.listener.capture: caller for caller in _running.stack}.values())
 
 
 def _listeners(only: Capture | None = None) -> list[Listener]:
-    """Return a listener for each capture, or only for the given capture, named after the innermost running module."""
+    """Return a listener for each capture (or only the given one), named after the innermost running module."""
     listeners = []
-    for one in _innermost_callers():
-        name, capture = one.listener
+    for caller in _innermost_callers():
+        name, capture = caller.listener
         if only in (None, capture):
-            listeners.append(Listener(f"{name}:{one.calls}" if one.calls else name, capture))
-            one.calls += 1
+            listeners.append(Listener(f"{name}:{caller.calls}" if caller.calls else name, capture))
+            caller.calls += 1
     return listeners
 
 
@@ -252,10 +252,12 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _may_attend_itself(module: nn.Module) -> bool:
-    """Return whether a class uses a softmax or a torch function directly, although its file uses the interface."""
+    """Return whether a class calls a softmax or torch's attention directly, although its file uses the interface."""
     bases = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
-    functions = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
+    functions = (
+        inspect.unwrap(function) for base in bases for function in vars(base).values() if inspect.isfunction(function)
+    )
     has_softmax = any(isinstance(part, nn.Softmax) for part in module.children())
     return has_softmax or any(
-        not _NAMED.isdisjoint(one.__code__.co_names) for one in filter(inspect.isfunction, functions)
+        not _NAMED.isdisjoint(function.__code__.co_names) for function in filter(inspect.isfunction, functions)
     )

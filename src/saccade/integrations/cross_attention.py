@@ -1,4 +1,4 @@
-"""Distinguish a model's self-attention calls from its cross-attention calls by names, arguments and lengths."""
+"""Classify a model's attention calls as self-attention or cross-attention by names, arguments and lengths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CROSS = re.compile(
     r"cross.?att|att\w*.?cross|cross_?attn|xattn|enc(oder)?_?dec|encoder_attn|src_attn|multihead_attn|memory_att|attn2$",
     re.IGNORECASE,
 )
-# Parameters of ``forward`` that contain the second sequence in cross-attention, and None in self-attention.
+# Parameters of ``forward`` that receive the second sequence in cross-attention, and None in self-attention.
 _OTHER = re.compile(
     r"context\w*|memory|xa|enc|cond|kv|source|src|encoder_\w+|enc_\w+|\w*encoder_(hidden_states|output\w*|out)|"
     r"key_value_states|cross\w*states|kv_\w+|other|y|z",
@@ -34,7 +34,7 @@ _OTHER = re.compile(
 )
 _KEY = re.compile(r"k|keys?", re.IGNORECASE)
 _NO_SEQUENCE = re.compile(r"mask|bias|pos|emb|rope|rot|freq|cos|sin|time|resid|state|cache|past|index|len|scale|weight")
-_DEPTH = 3  # number of modules to check, from the innermost outwards, while their arguments are split into heads
+_DEPTH = 3  # maximum number of modules to check, innermost first, while their inputs are already split into heads
 
 
 def is_named_cross(name: str, kind: str) -> bool:
@@ -46,8 +46,8 @@ def kind_of_call(site: Site, q_len: int, kv_len: int) -> Kind:
     """Return the kind of an attention call made by a running module.
 
     The module's name is checked first, then its arguments for a second sequence. If neither decides, equal lengths mean
-    self-attention, and with unequal lengths the kind is unknown. It is also unknown if an equally long second sequence
-    may or may not contain the same tokens, such as the keys in ``attention(x + positions, x)``.
+    self-attention, and unequal lengths leave the kind unknown. It is also unknown if a second sequence of equal length
+    might consist of the same tokens, such as the keys in ``attention(x + positions, x)``.
     """
     if is_named_cross(site.name, type(site.module).__name__):
         return Kind.CROSS
@@ -58,7 +58,7 @@ def kind_of_call(site: Site, q_len: int, kv_len: int) -> Kind:
 
 
 def _by_arguments(site: Site, is_equally_long: bool) -> Kind | None:
-    """Return the kind of a call if the arguments of the running module or its enclosing modules show it, or None."""
+    """Infer the kind of a call from the arguments of the running module and its enclosing modules; None if unclear."""
     inner: Site | None = site
     for _ in range(_DEPTH):
         if inner is None:
@@ -100,8 +100,8 @@ def _arguments(site: Site) -> dict[str, Any]:
     try:
         bound = inspect.signature(forward).bind(site.module, *site.args, **site.kwargs)
     except (TypeError, ValueError):  # a forward without a signature, or wrapped by a function with a different one
-        by_number = {f"[{number}]": x for number, x in enumerate(site.args)}
-        return by_number | site.kwargs
+        by_index = {f"[{index}]": x for index, x in enumerate(site.args)}
+        return by_index | site.kwargs
     bound.apply_defaults()
     named: dict[str, Any] = {}
     for name, x in [*bound.arguments.items()][1:]:
@@ -109,7 +109,7 @@ def _arguments(site: Site) -> dict[str, Any]:
         if kind is inspect.Parameter.VAR_KEYWORD:
             named.update(x)
         elif kind is inspect.Parameter.VAR_POSITIONAL:
-            named.update({f"{name}[{number}]": one for number, one in enumerate(x)})
+            named.update({f"{name}[{index}]": item for index, item in enumerate(x)})
         else:
             named[name] = x
     return named

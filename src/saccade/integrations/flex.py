@@ -1,4 +1,4 @@
-"""Build FlexAttention's BlockMask from the structure of a mask instead of evaluating all pairs."""
+"""Build FlexAttention's BlockMask from a mask's structure instead of evaluating every pair."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def block_mask(
 ) -> BlockMask:
     """Return a BlockMask for ``flex_attention`` that equals the mask at default positions (bottom-right).
 
-    Blocks without allowed pairs are left out, blocks with only allowed pairs are marked full, and FlexAttention
+    Blocks without allowed pairs are skipped, blocks with only allowed pairs are marked full, and FlexAttention
     evaluates the mask in all other blocks. This is exact for every mask; a mask without structure is evaluated in all
     blocks.
 

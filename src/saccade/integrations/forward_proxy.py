@@ -20,7 +20,7 @@ class CapturedCall(NamedTuple):
     Attributes:
         module: the module.
         forward: the original ``forward`` of the module.
-        listeners: the listeners at the start of the call.
+        listeners: the module's listeners when the call began.
         args, kwargs: the arguments of the call.
     """
 
@@ -39,17 +39,17 @@ Handler = Callable[[CapturedCall], Any]
 """A function that runs a captured call and emits its matrices to the listeners."""
 
 PATCH_LOCK = threading.RLock()
-"""Lock for adding and removing the proxies and patches of any model."""
+"""A lock held while proxies and patches of any model are added or removed."""
 
 
 class ForwardProxy:
-    """A replacement for a module's ``forward`` with listeners that may be added and removed in any order.
+    """A replacement for a module's ``forward``; listeners can be added and removed in any order.
 
     Listeners are looked up when a call begins, so a listener added during a call does not receive that call. Without
-    listeners, a proxy runs the original forward pass.
+    listeners, a proxy runs the original ``forward``.
 
-    A hook would not do, because torch's encoder layers leave their fast path when they have hooks (pytorch#82919),
-    which changes the bits of their output. Nested wrappers would not do either: removing the outer one would also
+    A hook would not work, because torch's encoder layers leave their fast path when they have hooks (pytorch#82919),
+    which changes the bits of their output. Nested wrappers would not work either: removing the outer wrapper would also
     remove the inner ones.
 
     Args:
@@ -99,7 +99,7 @@ class ForwardProxy:
 
     @classmethod
     def at(cls, module: nn.Module, handler: Handler) -> ForwardProxy:
-        """Return the ``forward`` proxy of a module with the given handler; add one if there is none."""
+        """Return a module's ``forward`` proxy with the given handler; add a proxy if there is none."""
         forward: object = vars(module).get("forward")
         while isinstance(forward, ForwardProxy):
             if forward.handler is handler:

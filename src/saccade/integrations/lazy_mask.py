@@ -1,4 +1,4 @@
-"""LazyMask: a mask rule in the form of a tensor that passes through third-party models without using memory."""
+"""LazyMask: a tensor subclass that carries a mask rule through third-party models without allocating memory."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _SUMS = ("aten.add", "aten.sub", "aten.rsub")
 
 
 class Placed(NamedTuple):
-    """A mask rule together with the positions of the tokens of one attention call.
+    """A mask rule, together with the token positions of one attention call.
 
     Attributes:
-        rule: which query may attend to which key, evaluated at the positions of the tokens.
+        rule: the mask, evaluated at the token positions.
         q_positions, kv_positions: consecutive positions of queries and keys.
         texts: lengths of the packed texts of each batch item (a single item applies to all); None if unknown.
         left_padding: number of padding tokens before the first token of each batch item; None without padding.
@@ -51,7 +51,7 @@ class Placed(NamedTuple):
 
 
 class _Content:
-    """The state that a lazy mask shares with its detached copies: the rule, and its memory if any was allocated."""
+    """The state that a lazy mask shares with its detached copies: the rule, and the dense mask if allocated."""
 
     def __init__(self, placed: Placed, not_readable: str, traced: Unread | None):
         self.placed, self.not_readable, self.traced = placed, not_readable, traced
@@ -63,27 +63,26 @@ CALLED_AS = "LazyMask"  # the name in error messages
 
 
 class LazyMask(Tensor):
-    """A tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a mask rule on positions.
+    """A tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a mask rule.
 
     A bool mask is True for allowed pairs. A float mask is added to scores: 0 for allowed pairs, and the lowest number
     of the dtype for masked pairs.
 
     Passing the mask on costs nothing. Any operation on it runs on the dense mask and returns an ordinary tensor, which
-    is slower but always correct. If an operation writes into the mask, or returns a view that could be written into,
-    memory is allocated for the mask; from then on it represents the contents of this memory.
+    is slower but always correct. If an operation writes to the mask, or returns a view that could be written to,
+    memory is allocated for the dense mask; from then on, the lazy mask represents the contents of this memory.
 
     Args:
-        placed: the rule and the positions of the tokens.
+        placed: the rule and the token positions.
         batch: number of batch items.
         device: the device of the model.
         dtype: bool or floating point.
         not_readable: the reason why operations must not read the mask; empty if they may.
-        traced: the equivalent mask for a compiled function that receives this mask as an argument; None if there is
-            none.
+        traced: the equivalent mask for a compiled function that receives this mask as an argument, or None.
 
     Raises:
-        UnsupportedError: an operation would change its shape in place, such as ``unsqueeze_``, or would add a bool mask
-            to floating-point scores; any operation if ``not_readable`` is set.
+        UnsupportedError: an operation would change the mask's shape in place, such as ``unsqueeze_``, or would add a
+            bool mask to floating-point scores; any operation if ``not_readable`` is set.
 
     Cost: no memory. An operation costs batch × q_len × kv_len bytes.
     """
@@ -112,12 +111,12 @@ class LazyMask(Tensor):
 
     @property
     def placed(self) -> Placed:
-        """The mask rule and the positions; once a bool mask has been written into, the rule is a dense mask."""
+        """The mask rule and the positions; after a write to a bool mask, the rule is a dense mask."""
         content, memory = self._content, self._content.memory
         if memory is None or torch.equal(memory, self._from_rule()):
             return content.placed
         placed = content.placed
-        # A copy, because the memory may be written into again before the backward pass or a later access.
+        # A copy, because the memory may be written to again before the backward pass or a later access.
         return placed._replace(rule=dense_at(memory.clone(), placed.q_positions, placed.kv_positions))
 
     @property
@@ -127,15 +126,15 @@ class LazyMask(Tensor):
 
     @property
     def may_contain_bias(self) -> bool:
-        """Whether this is a float mask with allocated memory, which may contain a score bias besides masked pairs."""
+        """Whether this is a float mask with allocated memory, so it may contain a score bias besides masked pairs."""
         return self.is_in_memory and self.is_floating_point()
 
-    # A method here would run whenever a shape is read.
+    # A Python method would run on every access, even of the shape.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def data(self) -> Tensor:
-        """The lazy mask, detached from the graph as by `detach`."""
+        """The lazy mask, detached from autograd's graph."""
         return self.detach()
 
     @data.setter
@@ -184,11 +183,11 @@ class LazyMask(Tensor):
         return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, torch.finfo(self.dtype).min)
 
     def _in_memory(self) -> Tensor:
-        """Return the memory of the lazy mask, allocated permanently because other tensors may be views of it."""
+        """Return the lazy mask's dense memory; once allocated, it is kept, because other tensors may be views of it."""
         content = self._content
         with content.lock:
             if content.memory is None:
-                with torch.inference_mode(self.is_inference()):  # like the mask itself, since views of it are returned
+                with torch.inference_mode(self.is_inference()):  # like the mask itself, for views of the memory
                     content.memory = self._from_rule()
             return content.memory
 
@@ -215,10 +214,10 @@ def _check_readable(operation: str, tensors: list[Tensor]) -> None:
 
 
 def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Yield the arguments that an operation on a lazy mask writes into or returns views of."""
-    for number, argument in enumerate(func._schema.arguments):
+    """Yield the arguments that an operation writes to or returns views of."""
+    for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None:
-            yield args[number] if number < len(args) else kwargs.get(argument.name)
+            yield args[index] if index < len(args) else kwargs.get(argument.name)
 
 
 def _written_out(x: object) -> object:
@@ -259,7 +258,7 @@ def _takes_bool(kind: type) -> bool:
 
 @functools.cache
 def _all_support(kind: type, num_modules: int) -> bool:
-    """Return whether all models of a configuration class pass lazy masks on; cached until ``num_modules`` changes."""
+    """Return whether all models with a configuration class pass masks on unchanged; cached per ``num_modules``."""
     del num_modules
     modeling: Any = sys.modules.get("transformers.modeling_utils")
     if modeling is None:

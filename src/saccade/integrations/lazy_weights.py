@@ -1,4 +1,4 @@
-"""LazyWeights: attention weights that a call returns with its output but computes only when they are read."""
+"""LazyWeights: attention weights that a call returns without computing them; the first read computes them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Content:
 class LazyWeights(Tensor):
     """A tensor without memory that represents attention weights. Any operation on it runs on the dense weights.
 
-    The weights are computed once, with gradient, when they are first read. Operations return ordinary tensors.
+    The weights are computed once, with gradient, on first read. Operations return ordinary tensors.
 
     Args:
         shape, dtype, device: properties of the weights.
@@ -67,9 +67,9 @@ class LazyWeights(Tensor):
         sources: tensors that ``make`` reads.
 
     Raises:
-        UnsupportedError: more than 2**30 weights are read, or a source has been written into since the call.
+        UnsupportedError: more than 2**30 weights are read, or a source was modified in place after the call.
 
-    Cost: none until the weights are read; queries and keys are kept alive.
+    Cost: none until the weights are read, except that queries and keys stay in memory.
     """
 
     _content: _Content
@@ -110,7 +110,7 @@ class LazyWeights(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's signature lacks the last two
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation of torch's internal code on the dense attention weights, without gradient."""
+        """Run an operation called by torch's internals on the dense attention weights, without gradient."""
         if func in _SAME:
             return cls._of(args[0]._content)
         args, kwargs = tree_map(lambda x: _read(x).detach() if isinstance(x, LazyWeights) else x, (args, kwargs or {}))
@@ -141,7 +141,7 @@ def weights_of(
         is_averaged: whether to average over the heads, which removes the head axis.
         dtype: the dtype of the weights.
         sources: tensors that the matrix reads.
-        is_single: whether the call had no batch dimension, so that the weights have none either.
+        is_single: whether the call, and so its weights, has no batch dimension.
         items: the nested tensors of the call, if ``matrix`` is their packed matrix. The weights of shorter items are
             padded with zeros, as in torch.
     """
@@ -174,7 +174,7 @@ def _averaged(matrix: Matrix) -> Tensor:
 
 
 def _padded(weights: Tensor, items: Nested) -> Tensor:
-    """Split attention weights of a packed sequence into padded weights per item, ``[batch, ..., q_len, kv_len]``."""
+    """Split a packed sequence's attention weights into padded weights per item, ``[batch, ..., q_len, kv_len]``."""
     batch, q_len, kv_len = items.shape
     out = weights.new_zeros(batch, *weights.shape[:-2], q_len, kv_len)
     row = column = 0

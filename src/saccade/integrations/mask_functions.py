@@ -1,4 +1,4 @@
-"""Convert transformers' mask functions to masks: known functions by their structure, others by evaluation."""
+"""Convert transformers' mask functions to masks: known functions by structure, all others by evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.integrations.traced_functions import MaskFunction, closure_of, name
 from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
 
 
-def place(
+def placed_rule(
     mask_function: MaskFunction,
     attention_mask: Tensor | None,
     *,
@@ -24,17 +24,17 @@ def place(
     kv_offset: int = 0,
     one_by_one: bool = False,
 ) -> Placed:
-    """Return the mask rule and the positions for the arguments that a model passes to transformers' mask interface.
+    """Convert the arguments of transformers' mask interface to a mask rule with token positions.
 
     Args:
         mask_function: the model's pattern.
         attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding. Keys past its end are masked.
         q_length, kv_length: numbers of queries and keys.
         q_offset, kv_offset: positions of the first query and of the first key.
-        one_by_one: whether the function accepts only single pairs (a user's function).
+        one_by_one: whether the function accepts only single pairs, as users' functions may.
 
     Raises:
-        ValueError: the shape of documents or padding does not match.
+        ValueError: the documents or the padding have the wrong shape.
     """
     start = int(q_offset)
     q, kv = range(start, start + q_length), range(kv_offset, kv_offset + kv_length)
@@ -44,17 +44,17 @@ def place(
 
 
 def with_padding(placed: Placed, is_token: Tensor) -> Placed:
-    """Add padding to a mask rule, and store the number of padding tokens before each text.
+    """Combine a mask rule with padding, and store the number of padding tokens before each text.
 
     Args:
-        placed: a mask rule and the positions of the tokens.
+        placed: a mask rule and the token positions.
         is_token: bool ``[batch, tokens]``, True at tokens. Keys past its end are masked.
     """
     rule = placed.rule
     is_token = F.pad(is_token, (0, max(placed.kv_positions.stop - is_token.shape[1], 0)))
     if bool(is_token.all()):
         return placed
-    # Positions of a causal text start at its first token, those of a bidirectional text at the first column.
+    # Positions of a causal text start at its first token; those of a bidirectional text start at the first column.
     before = (is_token.cumsum(1) == 0).sum(1).tolist() if rule.is_causal and placed.texts is None else ()
     padded = both(rule, from_key_padding_mask(~is_token))
     return placed._replace(rule=padded, left_padding=tuple(before) if any(before) else None)
@@ -95,24 +95,24 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
     elif name == "packed_sequence_mask_function.inner_mask":
         rule = Documents(_lengths(closure["packed_sequence_mask"]))
     else:
-        rule = Predicate(_OneByOne(function) if one_by_one else function)
+        rule = Predicate(_VmappedFunction(function) if one_by_one else function)
     return rule
 
 
 @dataclasses.dataclass(frozen=True)
-class _OneByOne:
-    """A mask function that accepts only four numbers, wrapped so that it can be called with tensors."""
+class _VmappedFunction:
+    """A mask function that accepts only scalar indices, wrapped in ``torch.vmap`` so that it accepts tensors."""
 
     function: MaskFunction
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        # indexing by numbers under vmap; this imports the compiler
+        # supports tensor indices under vmap; this imports the compiler
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # noqa: PLC0415
 
-        numbers = torch.broadcast_tensors(b, h, q, kv)
+        indices = torch.broadcast_tensors(b, h, q, kv)
         with TransformGetItemToIndex():
-            allowed = torch.vmap(self.function)(*(x.reshape(-1) for x in numbers))
-        return allowed.reshape(numbers[0].shape)
+            allowed = torch.vmap(self.function)(*(x.reshape(-1) for x in indices))
+        return allowed.reshape(indices[0].shape)
 
 
 def _all_of(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask:
@@ -126,20 +126,20 @@ def _all_of(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask:
 
 
 def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | None:
-    """Convert mask functions that restart a rule in each packed document to a mask; None for other functions."""
+    """Convert a rule that restarts in each packed document to a mask; return None for other mask functions."""
     if [name_of(function) for function in functions] != [
         "packed_sequence_mask_function.inner_mask",
         "remap_positions_for_packed_sequence.inner_mask",
     ]:
         return None
     documents, remapped = (closure_of(function) for function in functions)
-    number, positions = documents["packed_sequence_mask"], remapped["position_ids"]
-    starts = torch.cat([torch.ones_like(number[:, :1]), number.diff(dim=1)], 1) != 0
-    place = torch.arange(number.shape[1], device=number.device).expand_as(number)
-    first = torch.where(starts, place, 0).cummax(1).values
-    if positions.shape != number.shape or not torch.equal(positions, place - first):
+    ids, positions = documents["packed_sequence_mask"], remapped["position_ids"]
+    starts = torch.cat([torch.ones_like(ids[:, :1]), ids.diff(dim=1)], 1) != 0
+    index = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    first = torch.where(starts, index, 0).cummax(1).values
+    if positions.shape != ids.shape or not torch.equal(positions, index - first):
         return None  # positions do not restart at 0 in each document
-    rule, lengths = as_rule(remapped["mask_function"], one_by_one=one_by_one), _lengths(number)
+    rule, lengths = as_rule(remapped["mask_function"], one_by_one=one_by_one), _lengths(ids)
     # Traced programs always separate texts, even if each row is a single text.
     return rule if all(len(row) == 1 for row in lengths) else Documents(lengths, rule=rule)
 
@@ -151,6 +151,6 @@ def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
     return next((texts for texts in map(_texts_of, rule.made_of) if texts is not None), None)
 
 
-def _lengths(number: Tensor) -> list[list[int]]:
-    """Return the lengths of packed documents, given the document number of each token, ``[batch, tokens]``."""
-    return [row.unique_consecutive(return_counts=True)[1].tolist() for row in number]
+def _lengths(ids: Tensor) -> list[list[int]]:
+    """Return the lengths of packed documents, given the document index of each token, ``[batch, tokens]``."""
+    return [row.unique_consecutive(return_counts=True)[1].tolist() for row in ids]

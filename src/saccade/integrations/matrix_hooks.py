@@ -18,18 +18,18 @@ from saccade.support.torch_modes import is_tracing
 CALLED_AS = "intervene"  # the name in error messages
 
 MakeMatrix = Callable[[Mask | None], Matrix]
-"""A function that returns the attention matrix of a call, restricted by an additional mask."""
+"""A function that builds the attention matrix of a call, restricted by an additional mask."""
 
 EDITORS: list[Callable[[nn.Module, MakeMatrix, Matrix], Matrix]] = []
-"""One entry per active `saccade.intervene`: a function that applies all edits.
+"""One function per active `saccade.intervene`; each of these functions applies the edits of all.
 
 It receives a module, a function that builds the module's matrix with an additional mask, and the matrix. It returns the
-matrix to use.
+edited matrix.
 """
 
 
 class Product(NamedTuple):
-    """An attention matrix that was multiplied by values, and the output."""
+    """An attention matrix that a call multiplied by values, and the output of the product."""
 
     matrix: Matrix
     output: CallOutput
@@ -58,10 +58,10 @@ def edited_matrix(module: nn.Module, make: MakeMatrix) -> Matrix:
 
 
 def report_product(matrix: Matrix, value: Tensor, out: Tensor, dropout_p: float) -> None:
-    """Report a product of a matrix and values to this thread's innermost `collected_products`.
+    """Add a product of a matrix and values to this thread's innermost `collected_products`.
 
-    Attention functions registered with another library call this, because only they know which mask and bias they
-    added to those of the call.
+    Attention functions that are registered with another library call this, because only they know which masks and
+    biases they have added to the call's own.
 
     Args:
         matrix: the matrix.

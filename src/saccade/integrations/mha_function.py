@@ -1,4 +1,4 @@
-"""Convert calls to ``F.multi_head_attention_forward``, the function behind ``nn.MultiheadAttention``."""
+"""Convert calls to ``F.multi_head_attention_forward``, the function that ``nn.MultiheadAttention`` calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def function_matrix(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Attenti
     """Return the attention matrix of a call to ``F.multi_head_attention_forward``.
 
     Raises:
-        UnsupportedError: the call passes keys that are already projected.
+        UnsupportedError: the call passes already projected keys, or ``is_causal`` without a mask.
     """
     reason = unsupported_function(args, kwargs)
     if reason:
@@ -60,7 +60,7 @@ def unsupported_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
 def run_mha_function(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Compute a call to ``F.multi_head_attention_forward`` with ``attend``; return None if ``attend`` does.
+    """Compute a call to ``F.multi_head_attention_forward`` with ``attend``; return None if ``attend`` returns None.
 
     Args:
         args, kwargs: the arguments of the call.
@@ -71,7 +71,7 @@ def run_mha_function(
     """
     call = _arguments(args, kwargs)
     is_single = call.query.dim() == 2
-    x = [one[None] if is_single else one.transpose(0, 1) for one in (call.query, call.key, call.value)]
+    x = [tensor[None] if is_single else tensor.transpose(0, 1) for tensor in (call.query, call.key, call.value)]
     q, k, v = projected(call, *x)
     assert v is not None  # values were passed
     q_len, kv_len = q.shape[2], x[1].shape[1]
@@ -94,7 +94,7 @@ def run_mha_function(
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the arguments of a call as attributes, with the weights named as in ``nn.MultiheadAttention``."""
+    """Return an object with the arguments of a call as attributes, named as in ``nn.MultiheadAttention``."""
     bound = _FUNCTION.bind(*args, **kwargs)
     bound.apply_defaults()
     call = SimpleNamespace(**bound.arguments)

@@ -1,4 +1,4 @@
-"""Convert the inputs of ``nn.MultiheadAttention`` to heads, a mask rule and a bias."""
+"""Convert the inputs of ``nn.MultiheadAttention`` to per-head tensors, a mask rule and a bias."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rule_of(
     """Convert the masks of ``nn.MultiheadAttention``, where True means *ignore*, to a mask rule and a bias.
 
     Raises:
-        TypeError: ``attn_mask`` has no values: torch's layers would add its uninitialized memory.
+        TypeError: ``attn_mask`` has no values, so torch's layers would add uninitialized memory.
     """
     batch, heads, _, kv_len = shape
     rule: Mask = Full()
@@ -77,13 +77,13 @@ def rule_of(
 
 
 def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> Mask:
-    """Extend a pattern for ``kv_len`` keys by added keys that every query may attend to, as a dense mask."""
+    """Convert a pattern for ``kv_len`` keys to a dense mask, with added keys that every query may attend to."""
     if not num_added:
         return pattern
     return Dense(F.pad(pattern.to_dense(q_len, kv_len), (0, num_added), value=True))
 
 
 def _wider(mask: Tensor, kv_len: int) -> Tensor:
-    """Extend a mask tensor by the keys that ``nn.MultiheadAttention`` adds, which every query may attend to."""
+    """Extend a mask tensor by the keys that ``nn.MultiheadAttention`` adds; every query may attend to these."""
     more = kv_len - mask.shape[-1]
     return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask

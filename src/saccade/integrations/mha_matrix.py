@@ -23,14 +23,14 @@ def layer_matrix(
     key_padding_mask: Tensor | None,
     norm: nn.Module | None = None,
 ) -> AttentionMatrix:
-    """Return the matrix of a call to ``nn.MultiheadAttention`` by projecting its queries and keys a second time.
+    """Project the queries and keys of a call to ``nn.MultiheadAttention`` again, and return the attention matrix.
 
     Args:
         module: an object with the weights and options of an ``nn.MultiheadAttention``.
         query, key: the arguments of the call; nested tensors are allowed.
         batch_first: whether the batch is the first dimension of the arguments; True if they have no batch dimension.
         attn_mask, key_padding_mask: the masks of the call.
-        norm: the norm that the surrounding layer applies before the attention.
+        norm: the norm that the enclosing layer applies before the attention, or None.
     """
     is_token = None
     if query.is_nested:

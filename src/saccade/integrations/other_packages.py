@@ -25,13 +25,13 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OtherFunction:
-    """An attention function of another package, and how its calls are converted to attention matrices.
+    """The conversion of calls to another package's attention function to attention matrices.
 
     Attributes:
-        heads_first: whether its tensors are ``[batch, heads, len, width]``, instead of ``[batch, len, heads, width]``.
+        heads_first: whether the layout is ``[batch, heads, len, width]`` instead of ``[batch, len, heads, width]``.
         unsupported: returns the reason why a call cannot be converted, or "" if it can.
         matrix: returns the attention matrix of a call, given its arguments, queries, keys and an additional mask.
-        dropout: name of the parameter with the dropout probability; "" if there is none.
+        dropout: name of the dropout probability parameter; "" if there is none.
     """
 
     heads_first: bool
@@ -46,7 +46,7 @@ class OtherFunction:
         return Call(lambda rule: self.matrix(arguments, query, key, rule), value, query.shape[2], dropout_p)
 
     def run(self, arguments: Arguments, attend: Attend) -> Tensor | None:
-        """Compute a call to the function with ``attend``; return None if ``attend`` does."""
+        """Compute a call to the function with ``attend``; return None if ``attend`` returns None."""
         redirected = attend(self.call(arguments))
         if redirected is None:
             return None
@@ -59,7 +59,7 @@ class OtherFunction:
         return CallOutput(out, self._with_heads_first, lambda: call.value, call.dropout_p)
 
     def _with_heads_first(self, x: Tensor) -> Tensor:
-        x = x if x.dim() == 4 else x.unsqueeze(2)  # xformers without heads
+        x = x if x.dim() == 4 else x.unsqueeze(2)  # xformers accepts tensors without heads
         return x if self.heads_first else x.transpose(1, 2)
 
 
@@ -74,9 +74,9 @@ def _flex_unsupported(arguments: Arguments) -> str:
 
 def _flex_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
     block_mask = arguments["block_mask"]
-    own = None if block_mask is None else Predicate(block_mask.mask_mod)
+    call_rule = None if block_mask is None else Predicate(block_mask.mask_mod)
     positions = _from_first(query, key)
-    mask, scale = joined(own, rule), arguments["scale"]
+    mask, scale = joined(call_rule, rule), arguments["scale"]
     return AttentionMatrix(query, key, mask, score=arguments["score_mod"], scale=scale, **positions)
 
 
@@ -88,11 +88,11 @@ def _flash_unsupported(arguments: Arguments) -> str:
 
 def _flash_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
     left, right = arguments["window_size"]
-    own: Mask = Causal() if arguments["causal"] else Full()
+    call_rule: Mask = Causal() if arguments["causal"] else Full()
     if left >= 0 or right >= 0:
-        own = both(own, Window(left if left >= 0 else None, right if right >= 0 else None))
+        call_rule = both(call_rule, Window(left if left >= 0 else None, right if right >= 0 else None))
     scale, softcap = arguments["softmax_scale"], arguments.get("softcap") or None
-    return AttentionMatrix(query, key, joined(own, rule), scale=scale, softcap=softcap)
+    return AttentionMatrix(query, key, joined(call_rule, rule), scale=scale, softcap=softcap)
 
 
 def _xformers_unsupported(arguments: Arguments) -> str:
@@ -105,8 +105,8 @@ def _xformers_unsupported(arguments: Arguments) -> str:
 def _xformers_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
     bias, scale = arguments["attn_bias"], arguments["scale"]
     if isinstance(bias, Tensor) and type(bias) is Tensor:
-        own, added = rule_of_tensor(bias if bias.dim() == 4 else bias.unsqueeze(1), key.shape[2])
-        return AttentionMatrix(query, key, joined(own, rule), bias=added, scale=scale)
+        call_rule, added = rule_of_tensor(bias if bias.dim() == 4 else bias.unsqueeze(1), key.shape[2])
+        return AttentionMatrix(query, key, joined(call_rule, rule), bias=added, scale=scale)
     if bias is None:
         return AttentionMatrix(query, key, rule, scale=scale)
     positions = _from_first(query, key)
@@ -114,7 +114,7 @@ def _xformers_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mas
 
 
 def _from_first(query: Tensor, key: Tensor) -> dict[str, Any]:
-    """Return the position arguments for a function that numbers both queries and keys from 0."""
+    """Return the position arguments for a function that aligns the first query with the first key."""
     return {"q_positions": range(query.shape[2]), "kv_positions": range(key.shape[2])}
 
 
@@ -143,8 +143,8 @@ class VisibleFunction:
 
     Args:
         function: the original function.
-        original: the callable in the model's code: the function, or a compiled form of it.
-        other: the conversion of its calls.
+        original: the callable in the model's code: the function, or its compiled form.
+        other: the conversion of the function's calls.
 
     Attributes:
         users: number of recordings and models that use the wrapper.
@@ -174,8 +174,8 @@ _lock = threading.Lock()
 def visible_functions(model: nn.Module) -> Iterator[None]:
     """Make calls to other packages' attention functions visible to torch function modes within the block.
 
-    The functions are replaced in the global namespaces of the modules' source files. A compiled function runs
-    uncompiled while a mode is active.
+    The functions are replaced in the global namespaces of the source files that define the modules. A compiled function
+    runs uncompiled while a mode is active.
     """
     with ExitStack() as stack:
         for names in _namespaces(model):
@@ -200,7 +200,7 @@ def _namespaces(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _make_visible(names: dict[str, Any], name: str) -> bool:
-    """Make a global visible if it is another package's attention function, and return whether it is."""
+    """Wrap a global variable that is another package's attention function; return whether it is one."""
     with _lock:
         value = names[name]
         if isinstance(value, VisibleFunction):

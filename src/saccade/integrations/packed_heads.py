@@ -1,4 +1,4 @@
-"""Undo the packing by transformers' "sdpa" attention of query heads that share a key head into the rows of one head."""
+"""Unpack query heads that transformers' "sdpa" attention packs into the rows of the key head that they share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from saccade.integrations.sdpa_matrix import run_sdpa, sdpa_arguments
 
 
 def is_packed(inputs: list[Tensor], module: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an SDPA call passes the query heads of a single token as rows, with one head per key head.
+    """Return whether an SDPA call passes a single token's query heads as query rows of the key heads.
 
-    transformers does so in generation steps with grouped heads and a mask.
+    transformers does this in decoding steps with grouped heads and a mask.
 
     Args:
         inputs: the tensors that the running module was called with.
@@ -33,7 +33,7 @@ def is_packed(inputs: list[Tensor], module: object, args: tuple[Any, ...], kwarg
 
 
 def run_packed(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -> Tensor | None:
-    """Compute a packed SDPA call with ``attend``, which receives it unpacked: all query heads and a single query.
+    """Compute a packed SDPA call with ``attend``, after unpacking it to all query heads and a single query.
 
     Returns:
         The packed output, ``[batch, kv_heads, groups, value_dim]``; None if ``attend`` returns None.

@@ -1,4 +1,4 @@
-"""Apply a layer's pattern within each text of a call: packed texts, and texts after padding."""
+"""Apply a layer's pattern within each text of a call, for packed texts and left-padded texts."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = No
     full row.
 
     Args:
-        placed: the rule of the call and the positions of its tokens.
-        pattern: the mask of the layer.
-        position_ids: int ``[batch, q_len]``, as the model passes them to its layers.
+        placed: the call's mask rule and token positions.
+        pattern: the layer's mask.
+        position_ids: int ``[batch, q_len]``, as passed to the model's layers.
 
     Raises:
-        UnsupportedError: ``position_ids`` show that the cache contains other texts, and the pattern depends on where
+        UnsupportedError: ``position_ids`` show that the cache contains several texts, and the pattern depends on where
             the current text starts.
     """
-    if _is_of_batch(pattern):
+    if _describes_batch(pattern):
         return both(placed.rule, pattern)
     texts = placed.texts
     if texts is None and placed.left_padding is None:
@@ -58,21 +58,21 @@ def _inside(texts: tuple[tuple[int, ...], ...], pattern: Mask) -> Mask:
     return Documents(texts, pattern)
 
 
-def _is_of_batch(pattern: Mask) -> bool:
-    """Return whether a pattern describes the rows of a specific batch: texts, padding, or a rule for each item."""
-    is_of_batch = isinstance(pattern, Documents | Padding | PerItem) or pattern.shape[0] != 1
-    return is_of_batch or any(map(_is_of_batch, pattern.made_of))
+def _describes_batch(pattern: Mask) -> bool:
+    """Return whether a pattern describes one specific batch: its texts, its padding, or a rule for each item."""
+    describes_batch = isinstance(pattern, Documents | Padding | PerItem) or pattern.shape[0] != 1
+    return describes_batch or any(map(_describes_batch, pattern.made_of))
 
 
 def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
-    """Return the lengths of packed texts if positions increase by 1 and restart at 0, or None if they do not.
+    """Infer the lengths of packed texts from positions that increase by 1 and restart at 0; return None for others.
 
-    Positions of image patches may also restart at 0, so only causal rules and dense masks are considered. Keys after
-    the queries are the unused slots of a static cache.
+    Positions of image patches may also restart at 0, so this applies only to causal rules and dense masks. Any keys
+    after the queries are free slots of a static cache.
     """
     rule, q, kv = placed[:3]
     is_whole = q.start == kv.start == 0 and len(q) <= len(kv)
-    if not _are_of_row(position_ids, len(q)) or not is_whole or not (rule.is_causal or isinstance(rule, Dense)):
+    if not (_has_position_per_query(position_ids, len(q)) and is_whole and (rule.is_causal or isinstance(rule, Dense))):
         return None
     restarts = position_ids[:, 1:] == 0
     is_packed = bool(restarts.any()) and bool((restarts | (position_ids.diff(dim=1) == 1)).all())
@@ -83,9 +83,9 @@ def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tup
 
 
 def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> None:
-    """Raise if the queries continue one of several texts in a cache, because the start of that text is unknown."""
+    """Raise if the queries continue one of several texts in a cache, so that the start of their text is unknown."""
     q, kv = placed.q_positions, placed.kv_positions
-    if not placed.rule.is_causal or len(q) == len(kv) or not _are_of_row(position_ids, len(q)):
+    if not placed.rule.is_causal or len(q) == len(kv) or not _has_position_per_query(position_ids, len(q)):
         return
     if bool((position_ids[:, 0] < q.start).any()):
         reason = f"position_ids start before {q.start}, so the cache contains texts other than that of the queries"
@@ -95,8 +95,8 @@ def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> 
         )
 
 
-def _are_of_row(position_ids: Tensor | None, length: int) -> TypeGuard[Tensor]:
-    """Return whether ``position_ids`` contains one position per query of the call, with values that can be read."""
+def _has_position_per_query(position_ids: Tensor | None, length: int) -> TypeGuard[Tensor]:
+    """Return whether ``position_ids`` contains one position per query of the call, with readable values."""
     if not isinstance(position_ids, Tensor) or position_ids.is_meta or isinstance(position_ids, FakeTensor):
         return False
     return position_ids.dim() == 2 and position_ids.shape[1] == length

@@ -41,7 +41,7 @@ class Tokens(NamedTuple):
     beta: Tensor | None
 
     def matrix(self) -> RecurrenceMatrix:
-        """Return the recurrence's matrix in float32 or wider, as these models compute it for any weight dtype."""
+        """Return the recurrence's matrix in float32 or wider, the precision in which these models compute it."""
         query, key, decay = (x.detach().to(wide_dtype(x.dtype)) for x in (self.query, self.key, self.decay))
         beta = None if self.beta is None else self.beta.detach()
         matrix: RecurrenceMatrix = self.rule(query, key, decay=decay, beta=beta, mask=Causal())
@@ -52,16 +52,16 @@ class Function(NamedTuple):
     """A function that models call to compute a recurrence.
 
     Attributes:
-        names: the names of its leading arguments.
-        state: the name of the argument that holds the state before the call.
+        names: the names of the function's leading arguments.
+        state: the name of the argument that contains the state before the call.
         tokens: converts the arguments of a call to `Tokens`.
-        last: returns the state after the call from its arguments and result; None if the state is unknown.
+        final_state: returns the state after the call from its arguments and result; None if the state is unknown.
     """
 
     names: tuple[str, ...]
     state: str
     tokens: Callable[[Arguments], Tokens]
-    last: Callable[[Arguments, Any], Tensor | None]
+    final_state: Callable[[Arguments, Any], Tensor | None]
 
 
 def _delta_tokens(arguments: Arguments) -> Tokens:
@@ -101,16 +101,16 @@ def _step(raw: Tensor, bias: Tensor | None, arguments: Arguments) -> Tensor:
 
 
 def _ssd(query: Tensor, key: Tensor, step: Tensor, rate: Tensor) -> Tokens:
-    """Return the `Tokens` of a Mamba-2 call, whose log decay is ``step`` times the negative ``rate [heads]``."""
+    """Return the `Tokens` of a Mamba-2 call; the log decay is ``step`` times the (negative) ``rate [heads]``."""
     return Tokens(_LINEAR, query, key, step * rate[:, None].to(step), step)
 
 
 def lightning_tokens(projected: Tensor, slopes: Tensor) -> Tokens:
-    """Convert the projections of lightning attention to tokens.
+    """Convert the projections of lightning attention to `Tokens`.
 
     Args:
-        projected: queries, keys and values of each head, ``[batch, len, heads, 3 * head_dim]``, after the activation
-            function, and 0 at padding.
+        projected: concatenated queries, keys and values, ``[batch, len, heads, 3 * head_dim]``, after the activation
+            function; 0 at padding.
         slopes: the decay of each head, ``[heads]``.
     """
     query, key, _ = projected.transpose(1, 2).chunk(3, -1)
@@ -124,16 +124,16 @@ def _packed(name: str) -> Exception:
     return unsupported("a recurrence", [reason], hint="record a padded batch instead")
 
 
-def _second(arguments: Arguments, out: Any) -> Tensor | None:
+def _second_output(arguments: Arguments, out: Any) -> Tensor | None:
     del arguments
     return out[1] if isinstance(out, tuple) else None
 
 
-_DELTA_RULE = Function(("query", "key", "value", "g", "beta"), "initial_state", _delta_tokens, _second)
+_DELTA_RULE = Function(("query", "key", "value", "g", "beta"), "initial_state", _delta_tokens, _second_output)
 _TOKENS = ("hidden_states", "dt", "A", "B", "C")
 
-_SCAN = Function(_TOKENS, "initial_states", _scan_tokens, _second)
-# This function modifies the state in place.
+_SCAN = Function(_TOKENS, "initial_states", _scan_tokens, _second_output)
+# The step function modifies the state in place.
 _STEP = Function(("state", *_TOKENS), "state", _step_tokens, lambda arguments, _: arguments["state"])
 
 FUNCTIONS = {
@@ -144,7 +144,7 @@ FUNCTIONS = {
     "mamba2_chunk_scan": _SCAN,
     "mamba2_selective_state_update": _STEP,
 }
-"""Recurrence functions by their names in model source files; fast kernels have the same names."""
+"""Recurrence functions by global name in a model's source file; fast kernels have the same names."""
 
 ATTRIBUTES = {"chunk_gated_delta_rule": _DELTA_RULE, "recurrent_gated_delta_rule": _DELTA_RULE}
-"""Recurrence functions by the names of the layer attributes that refer to them in older versions."""
+"""Recurrence functions by layer attribute name, for older versions of transformers."""

@@ -1,4 +1,4 @@
-"""Capture recurrences in transformers models: the functions that layers call, and lightning attention's forward."""
+"""Capture recurrences in transformers models: the functions that layers call, and lightning attention layers."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _LIGHTNING = "MiniMaxLightningAttention"
 
 
 class _State(NamedTuple):
-    """A recurrent state, together with all tokens from which it was computed."""
+    """A recurrent state, and all tokens from which it was computed."""
 
     state: Tensor
     tokens: Tokens
 
-    def of(self, rows: list[int]) -> _State:
-        """Return the state of the selected batch items, for example after beams were reordered."""
+    def select(self, rows: list[int]) -> _State:
+        """Select the state and tokens of batch items, for example after beams were reordered."""
         chosen = (x if x is None or not isinstance(x, Tensor) else x[rows] for x in self.tokens)
         return _State(self.state[rows], Tokens(*chosen))  # type: ignore[arg-type]
 
 
 class History:
-    """The tokens from which the states in a model's caches were computed, stored for one recording.
+    """The tokens behind the recurrent states in a model's caches, stored for one recording.
 
-    The weights of a decoding step need the keys of earlier tokens, but a recurrent layer's cache does not contain them.
-    So these keys are stored here as long as the cache exists. A state is recognised by its contents, so a state changed
-    by other code is refused.
+    The weights of a decoding step depend on the keys of earlier tokens, but a recurrent layer's cache does not contain
+    them. These keys are therefore stored here as long as the cache exists. A state is recognised by its contents, so
+    a state that other code has changed is refused.
 
     Cost: memory for the keys, like a cache of softmax attention; each call compares states.
     """
@@ -53,13 +53,13 @@ class History:
         self._states: WeakKeyDictionary[Any, dict[str, _State]] = WeakKeyDictionary()
         self._lock = threading.Lock()  # other threads may be generating, each with its own cache
 
-    def whole(self, name: str, cache: Any, new: Tokens, before: Tensor | None, after: Tensor | None) -> Tokens:
+    def all_tokens(self, name: str, cache: Any, new: Tokens, before: Tensor | None, after: Tensor | None) -> Tokens:
         """Return all tokens up to the end of a recurrence call, and store them for the next call.
 
         Args:
             name: the layer's name.
             cache: the cache that contains the state; None if there is none.
-            new: the tokens of this call.
+            new: the tokens of the call.
             before, after: the states before and after the call; None if there is none.
 
         Raises:
@@ -76,25 +76,25 @@ class History:
         of_cache = None if cache is None else self._states.get(cache)
         by_layer = [states for states in (of_cache, *self._states.values()) if states is not None]
         known = [states[name] for states in by_layer if name in states]
-        for one in known:
-            state = one.state.to(before)
+        for candidate in known:
+            state = candidate.state.to(before)
             if state.shape == before.shape and torch.equal(state, before):
-                return one
-        for one in known:
-            rows = _rows(one.state.to(before), before)
+                return candidate
+        for candidate in known:
+            rows = _matching_items(candidate.state.to(before), before)
             if rows is not None:
-                return one.of(rows)
+                return candidate.select(rows)
         if not before.any():
             return None
         reason = f"{name} continues from a state that was not recorded, and earlier keys cannot be read from it"
         raise unsupported("a recurrence", [reason], hint="start recording before the prompt")
 
 
-def _rows(known: Tensor, state: Tensor) -> list[int] | None:
-    """Return the index in ``known`` of each batch item of ``state``, or None if an item is missing."""
+def _matching_items(known: Tensor, state: Tensor) -> list[int] | None:
+    """Return the index in ``known`` that matches each batch item of ``state``; None if an item has no match."""
     if known.shape[1:] != state.shape[1:]:
         return None
-    rows = [next((i for i, item in enumerate(known) if torch.equal(item, one)), -1) for one in state]
+    rows = [next((i for i, item in enumerate(known) if torch.equal(item, wanted)), -1) for wanted in state]
     return None if -1 in rows else rows
 
 
@@ -106,7 +106,7 @@ def _appended(earlier: Tokens, new: Tokens) -> Tokens:
 
 
 def _detached(tokens: Tokens) -> Tokens:
-    """Detach the tokens of a recurrence from the graph, and drop their queries, which later calls do not need."""
+    """Detach a recurrence's tokens from the graph, and drop the queries, because later calls do not need them."""
     beta = None if tokens.beta is None else tokens.beta.detach()
     key = tokens.key.detach()
     return Tokens(tokens.rule, key[:, :, :0], key, tokens.decay.detach(), beta)
@@ -122,7 +122,7 @@ def capture_recurrences(model: nn.Module, capture: Capture) -> Iterator[None]:
     """Capture the recurrence calls of transformers layers: delta rules, Mamba-2 and lightning attention.
 
     The layers run on their own functions or fast kernels. The matrix is built from the arguments of these functions, so
-    it treats padding as the layer does: tokens that the layer sets to zero write nothing.
+    it treats padding as the layer does: tokens that the layer sets to zero write nothing to the state.
     """
     modules = list(_captured_modules(names_of(model)))
     namespaces = {(id(one), name): one for module, _, _ in modules for one, name in _namespaces(module)}
@@ -154,7 +154,7 @@ def _is_lightning(kind: Any) -> bool:
 
 
 def _namespaces(module: nn.Module) -> tuple[tuple[dict[str, Any], str], ...]:
-    """Return the namespace (class globals or attributes) and name of each recurrence function that a module calls."""
+    """Return the namespace (globals or attributes) and the name of each recurrence function that a module calls."""
     in_files, attributes = _namespaces_of_class(cast("Hashable", type(module))), vars(module)
     names = [name for name in ATTRIBUTES if name in attributes]
     return (*in_files, *((attributes, name) for name in names)) if names else in_files
@@ -163,12 +163,12 @@ def _namespaces(module: nn.Module) -> tuple[tuple[dict[str, Any], str], ...]:
 @functools.lru_cache(512)
 def _namespaces_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     bases = itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__)
-    methods = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
+    methods = (inspect.unwrap(method) for base in bases for method in vars(base).values() if inspect.isfunction(method))
     return tuple(
-        (one.__globals__, name)
-        for one in filter(inspect.isfunction, methods)  # a decorator may wrap a method of a compiled class
-        for name in one.__code__.co_names
-        if name in FUNCTIONS and name in one.__globals__
+        (method.__globals__, name)
+        for method in filter(inspect.isfunction, methods)  # a decorator may wrap a compiled function, which has no code
+        for name in method.__code__.co_names
+        if name in FUNCTIONS and name in method.__globals__
     )
 
 
@@ -182,7 +182,7 @@ class _Layer(NamedTuple):
 class _FunctionProxy:
     """A replacement for a recurrence function that captures calls made by recorded layers.
 
-    When called by any other layer, or after the last recording, it runs the original function.
+    Calls by other layers, and calls after the last recording has ended, run the original function.
 
     Attributes:
         original: the original function.
@@ -201,7 +201,7 @@ class _FunctionProxy:
         before = arguments.get(function.state)
         before = None if before is None else before.detach().clone()  # decoding steps may modify it in place
         out = self.original(*args, **kwargs)
-        _emit_call(layer, lambda: function.tokens(arguments), before, function.last(arguments, out))
+        _emit_call(layer, lambda: function.tokens(arguments), before, function.final_state(arguments, out))
         return out
 
     def __reduce__(self) -> Any:
@@ -225,7 +225,7 @@ def _patched(namespace: dict[str, Any], name: str) -> Iterator[None]:
             proxy.users -= 1
             if not proxy.users:
                 del _proxies[key]
-                # If other code has since wrapped the replacement, it stays in place and does nothing.
+                # If other code has since wrapped the proxy, it stays in place and only calls the original.
                 if namespace.get(name) is proxy:
                     namespace[name] = proxy.original
 
@@ -259,7 +259,7 @@ def _capture_lightning(call: CapturedCall) -> Any:
 
 @dataclass
 class _Projection:
-    """The projection module of a lightning attention layer that is running, with its output."""
+    """The projection module of a running lightning attention layer, and the projection's output."""
 
     module: nn.Module
     out: Tensor | None = None
@@ -267,9 +267,9 @@ class _Projection:
 
 def _note_projection(call: CapturedCall) -> Any:
     out = call.run()
-    for one in _running.stack[-1:]:
-        if isinstance(one, _Projection) and one.module is call.module:
-            one.out = out
+    for running in _running.stack[-1:]:
+        if isinstance(running, _Projection) and running.module is call.module:
+            running.out = out
     return out
 
 
@@ -279,11 +279,11 @@ def _cache_of(call: CapturedCall) -> Any:
 
 
 def _emit_call(layer: _Layer, tokens: Callable[[], Tokens], before: Tensor | None, after: Tensor | None) -> None:
-    """Emit a recurrence call to all listeners, adding the earlier tokens that each capture has stored."""
+    """Emit a recurrence call to all listeners, prepending the earlier tokens that each capture has stored."""
 
     def making(listener: Listener) -> Make:
         def make() -> Matrix:
-            return _histories[listener.capture].whole(listener.name, layer.cache, tokens(), before, after).matrix()
+            return _histories[listener.capture].all_tokens(listener.name, layer.cache, tokens(), before, after).matrix()
 
         return make
 

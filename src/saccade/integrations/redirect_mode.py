@@ -1,4 +1,4 @@
-"""RedirectMode: while a model runs, pass the attention calls in its own code to a handler that computes them."""
+"""RedirectMode: pass the attention calls in a running model's own code to a handler that computes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from saccade.fusion.arguments import tensors_in
 from saccade.fusion.checkpoints import Context, enter_when_recomputed, top_hook
-from saccade.fusion.lazy import LazyTensor, computed
+from saccade.fusion.lazy import LazyTensor, materialized
 from saccade.fusion.mode import FuseAttention, in_backward, is_eager
 from saccade.fusion.recovered_call import AttentionCall
 from saccade.integrations.forward_proxy import Running
@@ -55,20 +55,20 @@ class Site:
 
 
 class Handler(Protocol):
-    """An object that computes a model's attention calls or leaves them to the model's own code."""
+    """An object that computes a model's attention calls, or leaves them to the model's own code."""
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
         """Compute a running module's attention call, or return None to leave it to the module's own code."""
 
     def leave(self, site: Site, reason: str) -> None:
-        """Receive the reason why some attention stays in the model's own code."""
+        """Handle attention that stays in the model's own code, given the reason."""
 
     def finish(self, site: Site) -> None:
-        """Handle the end of the outermost running module."""
+        """Handle the end of the outermost module's run."""
 
 
 OBSERVERS: list[Callable[[Redirected, Call], None]] = []
-"""Functions that receive each redirected call after it has run."""
+"""Callbacks that receive each redirected call after it has run."""
 
 
 class _Running(NamedTuple):
@@ -98,7 +98,7 @@ class RedirectMode(FuseAttention):
             self._leave(_MULTIPLIES if is_eager() else _NOT_EAGER)
 
         super().__init__(self._run_call, on_weights=lambda weights: keep(), on_unknown=keep)
-        self.handler, self._is_any_number = handler, True
+        self.handler, self._allow_non_finite = handler, True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -109,14 +109,14 @@ class RedirectMode(FuseAttention):
             elif (type(func) is VisibleFunction or func in _FUNCTIONS) and not (
                 in_backward() and not self._thread.recomputed
             ):
-                args, kwargs = computed((args, kwargs))
+                args, kwargs = materialized((args, kwargs))
                 out = self._run_function(func, args, kwargs)
                 if out is not None:
                     return out
         return super().__torch_function__(func, types, args, kwargs)
 
     def recompute_context(self) -> Context:
-        """Return the context in which a checkpoint is recomputed: this mode, within the module that started it."""
+        """Return the context in which to recompute a checkpoint: this mode, within the module that ran it."""
         site = self._site()
         if site is None or site.checkpoint is top_hook():
             return self._recomputed
@@ -126,12 +126,12 @@ class RedirectMode(FuseAttention):
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Activate the mode within the block, even in a backward pass that reruns a checkpointed module."""
+        """Activate the mode within the block, even if a backward pass is recomputing a checkpointed module."""
         with self._recomputed() if in_backward() else self:
             yield
 
     def _run_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Let the handler run a call to an attention function; return None to leave the call alone."""
+        """Let the handler compute a call to an attention function; return None if the model must run it."""
         site = self._site()
         if site is None:
             return None
@@ -142,8 +142,8 @@ class RedirectMode(FuseAttention):
             arguments = func.arguments(args, kwargs)
             reason, run = func.other.unsupported(arguments), functools.partial(func.other.run, arguments)
         else:
-            run_call, why_not = _FUNCTIONS[func]
-            reason = why_not(args, kwargs)
+            run_call, reason_against = _FUNCTIONS[func]
+            reason = reason_against(args, kwargs)
             if func is F.scaled_dot_product_attention and not reason:
                 inputs = list(tensors_in((site.args, site.kwargs)))
                 run_call = run_packed if is_packed(inputs, site.module, args, kwargs) else run_call
@@ -181,11 +181,13 @@ class RedirectMode(FuseAttention):
 
     def _site(self) -> Site | None:
         """Return this handler's innermost running module, or None within `left_to_module`."""
-        running = (one for one in reversed(_running.stack) if one.handler is None or one.handler is self.handler)
-        return next((one.site for one in running), None)
+        running = (
+            entry for entry in reversed(_running.stack) if entry.handler is None or entry.handler is self.handler
+        )
+        return next((entry.site for entry in running), None)
 
 
-# For each attention function of torch: a function that runs its calls, and one that returns why a call cannot be run.
+# For each of torch's attention functions: a function that runs a call, and one that returns why a call cannot run.
 _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Callable[..., str]]] = {
     F.scaled_dot_product_attention: (run_sdpa, unsupported_sdpa),
     F.multi_head_attention_forward: (run_mha_function, unsupported_function),
@@ -195,7 +197,7 @@ _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Callable[..., str]]] = {
 def run_redirected(handler: Handler, site: Site, forward: Callable[..., Any]) -> Any:
     """Run a module's ``forward`` and pass the attention calls in its own code to a handler."""
     site.checkpoint = top_hook()
-    site.outer = next((one.site for one in reversed(_running.stack) if one.handler is handler), None)
+    site.outer = next((entry.site for entry in reversed(_running.stack) if entry.handler is handler), None)
     with _running.within(_Running(handler, site)):
         modes = torch.overrides._get_current_function_mode_stack()
         is_on = any(isinstance(mode, RedirectMode) and mode.handler is handler for mode in modes)
@@ -214,7 +216,7 @@ def _within(recomputed: Context, handler: Handler, site: Site) -> Iterator[None]
 
 @contextmanager
 def left_to_module() -> Iterator[None]:
-    """Disable redirection within the block, in which a saccade module computes its attention."""
+    """Disable redirection within the block, while a saccade module computes its attention."""
     with _running.within(_Running(None, None)):
         yield
 
@@ -225,7 +227,7 @@ def _is_engine(frame: Any) -> bool:
 
 
 def _check_checkpoint(site: Site) -> None:
-    """Raise if a reentrant checkpoint within a module would rerun the module's attention without the handler."""
+    """Raise if a reentrant checkpoint within a module would recompute the module's attention without the handler."""
     if torch.is_grad_enabled() or in_backward():
         return
     forward, frame = torch.utils.checkpoint.CheckpointFunction.forward.__code__, sys._getframe(1)

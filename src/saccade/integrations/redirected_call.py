@@ -1,4 +1,4 @@
-"""Redirected calls: attention calls that a model is about to make and that saccade computes instead."""
+"""Redirected calls: attention calls of a model that saccade computes in the model's place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Call(NamedTuple):
     """An attention call that a model is about to make.
 
     Attributes:
-        matrix: returns the attention matrix of the call, restricted by an additional mask.
+        matrix: builds the attention matrix of the call, restricted by an additional mask.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         q_len: number of queries.
         dropout_p: dropout probability.

@@ -1,4 +1,4 @@
-"""RedirectedModule: a module of another library whose attention calls are passed to a handler while it runs."""
+"""RedirectedModule: a third-party module that passes its attention calls to a handler."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CALLED_AS = "replace_attention"  # the name in error messages
 
 
 class Redirection(NamedTuple):
-    """The handler of a module's attention calls, and the module's name in the model."""
+    """The handler for a module's attention calls, and the module's name in the model."""
 
     handler: Handler
     name: str
 
 
 class RedirectedModule(SwappedClass):
-    """A module that runs its own code, except that its attention calls are passed to a handler."""
+    """A module that runs its own code, but passes its attention calls to a handler."""
 
     keeps_name: ClassVar[bool] = True
     _saccade_redirection: Redirection
@@ -39,7 +39,7 @@ class RedirectedModule(SwappedClass):
 def redirect(module: nn.Module, handler: Handler, name: str) -> None:
     """Pass the attention calls in a module's own code to a handler, using `swap_class`.
 
-    A few classes cannot be swapped, such as those whose first base is `abc.ABC`. Their calls are attributed to the
+    A few classes, such as those whose first base is `abc.ABC`, cannot be swapped. Their calls are attributed to the
     enclosing module.
     """
     try:

@@ -34,8 +34,8 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, unsupported
 from saccade.support.validation import check_type
 
-_TAKEN = ("attn_mask", "is_causal")  # supported arguments of a timm-style attention module, besides its input
-_INSTALLED = "saccade-replaced"  # transformers' name for attention with the masks of `replace_attention`
+_SUPPORTED_ARGUMENTS = ("attn_mask", "is_causal")  # of a timm-style attention module, besides its input
+_INSTALLED = "saccade-replaced"  # name in transformers of the attention with masks from `replace_attention`
 
 
 @argument_hints({})
@@ -67,8 +67,8 @@ def replace_attention(
     Args:
         model: any module tree; changed in place. The configuration of a transformers model is copied first.
         mask: one pattern for all self-attention; or a mapping from module names, with ``*`` for any characters, to
-            patterns or None, of which the first match applies: ``{"encoder.*": Window(64, 64)}``. The pattern is
-            combined with the mask of each call by ``&``. In transformers models that run as modules, its positions
+            patterns or None: ``{"encoder.*": Window(64, 64)}``. The first match applies. The pattern is combined with
+            the mask of each call by ``&``. In transformers models that run as modules, its positions
             start at the first token of each text; see `saccade.integrations.transformers.install`. In calls, they
             start at the first key.
         mechanism: the mechanism to use; exact softmax when None. Each module gets a copy. Not supported for
@@ -90,7 +90,7 @@ def replace_attention(
             it for attention that is only detected when it runs, if no attention runs, or if none runs in modules for
             which a mask was given.
 
-    Cost: none, except that timm-style modules are run on a few random numbers, once before and once after.
+    Cost: none, except that timm-style modules run twice on a small random input, before and after replacement.
 
     Example:
         >>> from saccade.masks import Window
@@ -109,31 +109,34 @@ def replace_attention(
     plan = ReplacementPlan(
         checked_rules(mask, cross_attention, names),
         copy.deepcopy(mechanism),
-        _left(names, leave),
+        _left_names(names, leave),
         partial,
         {name: number for number, (name, _) in enumerate(model.named_modules())},
     )
     parts = [*_parts(model, plan.left)]
-    reasons = [f"{one.name or 'the model'} is {type(one.module).__name__}: {one.reason}" for one in parts if one.reason]
-    reasons += _against_mechanism(mechanism, parts)
-    if all(one.name in plan.left for one in parts):
+    reasons = [
+        f"{part.name or 'the model'} is {type(part.module).__name__}: {part.reason}" for part in parts if part.reason
+    ]
+    reasons += _reasons_against_mechanism(mechanism, parts)
+    if all(part.name in plan.left for part in parts):
         reasons.append("it contains no attention module that is known here")
     if reasons:
-        left = ", ".join(repr(one.name) for one in parts if one.reason and one.name)
+        left = ", ".join(repr(part.name) for part in parts if part.reason and part.name)
         hint = f"leave=[{left}] keeps them unchanged; `saccade.mechanisms` and `saccade.nn` have parts for a new model"
         hint = hint if left else "`saccade.mechanisms` and `saccade.nn` have parts for a new model"
         raise unsupported(type(model).__name__, reasons, hint=hint)
-    for one in parts:
-        one.replace(plan)
+    for part in parts:
+        part.replace(plan)
     make_visible(model)
-    for part in model.modules():
-        if isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False  # its fast path makes nested tensors, which replaced layers do not accept
+    for submodule in model.modules():
+        if isinstance(submodule, nn.TransformerEncoder):
+            # The fast path creates nested tensors, which replaced layers do not accept.
+            submodule.use_nested_tensor = False
     return Replacements(plan.replaced, plan.order)
 
 
 class _Part(NamedTuple):
-    """A part of a model that is replaced as a whole.
+    """A module or submodel that is replaced as a unit.
 
     Attributes:
         name: the module's name in the model.
@@ -153,7 +156,7 @@ class _Part(NamedTuple):
         name, module = self.name, self.module
         if self.method == "calls":
             if isinstance(module, nn.MultiheadAttention) and name not in plan.left:
-                module.register_forward_pre_hook(keep_in_python)  # torch's encoder layers then call its forward
+                module.register_forward_pre_hook(keep_in_python)  # so that torch's encoder layers call its forward
             redirect(module, plan, name)
             return
         if self.method == "model":
@@ -176,45 +179,45 @@ class _Part(NamedTuple):
 def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
     """Yield the parts of a model that are replaced, and those that cannot be."""
     inside: list[str] = []
-    is_own = is_root = False
+    has_calls = includes_root = False
     for name, module in model.named_modules():
         if name.startswith(tuple(inside)):
             continue
         part = _part(name, module, left)
         if part is not None and name in left:
-            # Its calls must be attributed to this module, which is left alone, not to the enclosing one.
-            part = None if _against(module) else _Part(name, module, "calls")
+            # Its calls must be attributed to this module, which is not replaced, and not to the enclosing module.
+            part = None if _reason_against(module) else _Part(name, module, "calls")
         if part is not None:
             yield part
             if part.reason or part.method != "calls":
                 inside.append(f"{name}." if name else "")
-            is_own = is_own or part.method == "calls"
-            is_root = is_root or not name
-    if is_own and not is_root and _may_be_swapped(model):
-        yield _Part("", model, "calls")  # a torch container: its first run shows which attention it contains
+            has_calls = has_calls or part.method == "calls"
+            includes_root = includes_root or not name
+    if has_calls and not includes_root and _may_be_swapped(model):
+        yield _Part("", model, "calls")  # a torch container; its first run reveals the attention in it
 
 
 def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
-    """Return how a module is replaced, or None if it computes no attention itself.
+    """Choose how to replace a module; return None if it computes no attention itself.
 
-    A transformers model runs as calls if some of its attention is left alone, because its attention setting applies to
-    the whole model.
+    A transformers model with modules in ``left`` runs as calls, because its attention setting applies to the whole
+    model.
     """
-    reason = _against(module)
+    reason = _reason_against(module)
     if reason:
         return _Part(name, module, MODULE, reason)
-    is_whole = not any(one.startswith(f"{name}." if name else "") for one in left)
+    is_whole = not any(left_name.startswith(f"{name}." if name else "") for left_name in left)
     if is_pretrained(module) and is_whole and _runs_on_interface(module):
         return _Part(name, module, "model")
     if isinstance(module, nn.MultiheadAttention):
-        is_plain = type(module).forward is nn.MultiheadAttention.forward and _is_as_its_class(module)
+        is_plain = type(module).forward is nn.MultiheadAttention.forward and _is_unmodified(module)
         return _Part(name, module, MODULE if is_plain else "calls")
-    if is_fused(module) and _is_as_its_class(module) and _runs_as_fused(module):
+    if is_fused(module) and _is_unmodified(module) and _runs_as_fused(module):
         return _Part(name, module, MODULE)
     return _Part(name, module, "calls") if _has_own_code(module) else None
 
 
-def _against(module: nn.Module) -> str:
+def _reason_against(module: nn.Module) -> str:
     """Return the reason why a module must not be replaced, or "" if there is none."""
     if isinstance(module, MultiHeadAttention | StandIn | RedirectedModule):
         return "it already runs on saccade; set its mask and mechanism instead"
@@ -226,7 +229,7 @@ def _against(module: nn.Module) -> str:
 
 
 def _has_own_code(module: nn.Module) -> bool:
-    """Return whether a module's class is from a library other than torch and saccade, and its ``forward`` is Python."""
+    """Return whether a module's class is third-party (neither torch nor saccade) with a ``forward`` in Python."""
     return not type(module).__module__.startswith(("torch.", "saccade.")) and _may_be_swapped(module)
 
 
@@ -236,7 +239,7 @@ def _may_be_swapped(module: nn.Module) -> bool:
     return not (is_script or "forward" in vars(module) or inspect.isbuiltin(module.forward))
 
 
-def _left(names: list[str], leave: Collection[str] | None) -> frozenset[str]:
+def _left_names(names: list[str], leave: Collection[str] | None) -> frozenset[str]:
     """Return the names of the modules whose attention is not replaced, including all modules within them.
 
     Raises:
@@ -254,30 +257,30 @@ def is_pretrained(part: nn.Module) -> bool:
     return any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__)
 
 
-def _is_as_its_class(module: nn.Module) -> bool:
-    """Return whether a module has no parametrizations, no ``forward`` of its own, and no ``mask`` or ``mechanism``."""
+def _is_unmodified(module: nn.Module) -> bool:
+    """Return whether a module has no parametrization, instance ``forward``, ``mask`` or ``mechanism``."""
     has_attributes = any(hasattr(module, name) for name in ("mask", "mechanism"))
     return not (is_parametrized(module) or "forward" in vars(module) or has_attributes)
 
 
-def _against_mechanism(mechanism: Mechanism | None, parts: list[_Part]) -> Iterator[str]:
+def _reasons_against_mechanism(mechanism: Mechanism | None, parts: list[_Part]) -> Iterator[str]:
     """Yield the reasons why parts of a model cannot run a mechanism other than exact softmax."""
     if mechanism is None:
         return
-    for one in parts:
-        if one.method == "model":
-            yield f"{one.name or 'the model'} is a transformers model, which runs exact softmax"
+    for part in parts:
+        if part.method == "model":
+            yield f"{part.name or 'the model'} is a transformers model, which runs exact softmax"
 
 
 def _runs_on_interface(model: Any) -> bool:
     """Return whether all attention of a transformers model goes through its attention interface."""
     if not any(uses_attention_interface(part) for part in model.modules()):
         return False
-    # The flag is also False for models with a softcap or sinks, which saccade runs.
-    return getattr(model, "_supports_sdpa", True) or not any(_is_by_hand(type(part)) for part in model.modules())
+    # The flag is also False for models with a softcap or sinks, which saccade supports.
+    return getattr(model, "_supports_sdpa", True) or not any(_computes_own_softmax(type(x)) for x in model.modules())
 
 
-def _is_by_hand(kind: type[nn.Module]) -> bool:
+def _computes_own_softmax(kind: type[nn.Module]) -> bool:
     """Return whether an attention class of transformers computes its softmax without the attention interface."""
     if "attention" not in kind.__name__.lower() or not kind.__module__.startswith("transformers."):
         return False
@@ -287,7 +290,7 @@ def _is_by_hand(kind: type[nn.Module]) -> bool:
 
 def _runs_as_fused(module: Any) -> bool:
     """Return whether a timm-style module and its replacement return the same output for a random input."""
-    if any(name not in _TAKEN for name in list(inspect.signature(type(module).forward).parameters)[2:]):
+    if any(name not in _SUPPORTED_ARGUMENTS for name in list(inspect.signature(type(module).forward).parameters)[2:]):
         return False
     width = module.qkv.in_features
     like = next(module.parameters())
@@ -308,7 +311,7 @@ def _runs_as_fused(module: Any) -> bool:
 
 
 def _installed(name: str, model: Any, plan: ReplacementPlan) -> Iterator[Replaced]:
-    """Make a transformers model run on saccade with its own copy of the configuration; yield its attention modules."""
+    """Copy a transformers model's configuration, and make the model run on saccade; yield its attention modules."""
     _copy_configurations(model)
     before, after = model.config._attn_implementation, "saccade"
     # The innermost module computes the attention: BertAttention contains a BertSelfAttention.
@@ -336,7 +339,7 @@ def _mask_of(module: nn.Module) -> Mask | None:
 
 
 def _copy_configurations(model: nn.Module) -> None:
-    """Replace the configurations of a transformers model, which other models may share, by copies."""
+    """Replace a transformers model's configurations by copies, because other models may share them."""
     copies: dict[int, Any] = {}
     for part in model.modules():
         for name, x in vars(part).items():

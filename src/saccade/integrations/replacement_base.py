@@ -1,4 +1,4 @@
-"""StandIn: base class for third-party attention modules that are made to run on saccade."""
+"""StandIn: base class of the classes that make third-party attention modules run on saccade."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALLED_AS = "replace_attention"  # the name in error messages
 
 
 class StandIn(SwappedClass):
-    """Base class that computes a module's attention with saccade, from the module's own parameters; see `swap_in`.
+    """Base class that computes a module's attention with saccade and the module's own parameters; see `swap_in`.
 
     Attributes:
         mask: a pattern for self-attention, combined with the masks of each call by ``&``.
@@ -30,7 +30,7 @@ class StandIn(SwappedClass):
     mechanism: Mechanism
 
     def set_up(self) -> None:
-        """Adapt the replaced module after `mask` and `mechanism` have been set."""
+        """Adapt the module once `mask` and `mechanism` are set."""
 
     def attend(
         self,
@@ -42,7 +42,7 @@ class StandIn(SwappedClass):
         dropout_p: float,
         **positions: Tensor,
     ) -> tuple[Tensor, Matrix]:
-        """Return the attention output ``[batch, len, width]`` and its matrix."""
+        """Return the attention output ``[batch, len, width]`` and the attention matrix."""
         joined = None if isinstance(rule, Full) else rule
         reasons = self.mechanism.reasons(joined) if joined is not None else ()
         if reasons:
@@ -62,9 +62,9 @@ def swap_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism
 
     Args:
         module: changed in place.
-        kind: the class with the new forward pass.
+        kind: the class with the new ``forward``.
         mask: a pattern for self-attention; None for no pattern.
-        mechanism: the mechanism, which is copied; `saccade.mechanisms.Softmax` when None.
+        mechanism: the mechanism to copy; `saccade.mechanisms.Softmax` when None.
     """
     copied = Softmax() if mechanism is None else copy.deepcopy(mechanism)
     like = next(module.parameters())

@@ -1,4 +1,4 @@
-"""Classes that make third-party attention modules run on saccade, as the same objects with the same signatures."""
+"""Classes that make third-party attention modules run on saccade, with object identity and signature unchanged."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TorchAttention(StandIn):
 
     Attributes:
         is_cross: whether the module is cross-attention; None while unknown.
-        is_named: whether the mask was given for this module by name, in which case it applies to every call.
+        is_named: whether the mask was specified for this module by name, so that it applies to every call.
 
-    Cost: that of the mechanism. Weights are built if ``need_weights`` is True, up to a limit.
+    Cost: that of the mechanism. If ``need_weights`` is True, weights are materialized, up to a limit.
     """
 
     is_cross: bool | None = None
@@ -46,7 +46,7 @@ class TorchAttention(StandIn):
         self.register_forward_pre_hook(keep_in_python)
 
     def merge_masks(self, *_: Any) -> Any:
-        """Raise, because torch's encoder layer only calls this if its fused code will bypass the replacement."""
+        """Raise, because torch's encoder layer calls this only if its fused code is about to bypass the replacement."""
         reason = "its fused code bypasses the replaced attention, and the hook that prevents this was removed"
         hint = "torch.backends.mha.set_fastpath_enabled(False)"
         raise unsupported("nn.TransformerEncoderLayer", [reason], hint=hint)
@@ -71,7 +71,8 @@ class TorchAttention(StandIn):
             return self._of_nested(query, key, value, need_weights, average_attn_weights)
         is_single = query.dim() == 2
         x = [
-            one[None] if is_single else one if self.batch_first else one.transpose(0, 1) for one in (query, key, value)
+            tensor[None] if is_single else tensor if self.batch_first else tensor.transpose(0, 1)
+            for tensor in (query, key, value)
         ]
         is_self = self.mask is not None and self._is_self(x[0], x[0] if key is query else x[1])
         q, k, v = projected(self, *x)
@@ -114,7 +115,7 @@ class TorchAttention(StandIn):
         return out, weights_of(matrix, average_attn_weights, out.dtype, sources, items=items)
 
     def _is_self(self, query: Tensor, key: Tensor) -> bool:
-        """Return whether a call is self-attention, and remember the result if it was unknown before.
+        """Return whether a call is self-attention, and store the result if the module's kind was unknown.
 
         Once the module is known to be self-attention, query and key may differ, as in an audit that changes only the
         query.
@@ -181,7 +182,7 @@ class FusedAttention(StandIn):
 
 
 def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> None:
-    """Raise if a call on nested tensors uses options that require one matrix for all items."""
+    """Raise if a call on nested tensors uses options that require a single matrix for all items."""
     masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
     reasons = [
         f"{name}= cannot be combined with nested tensors, whose items have a matrix each"
@@ -195,15 +196,15 @@ def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tenso
 
 
 def keep_in_python(module: nn.Module, args: Any) -> None:
-    """Do nothing: only the presence of this hook matters, see `TorchAttention.set_up`."""
+    """Do nothing, because only the presence of this hook matters; see `TorchAttention.set_up`."""
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return whether a module has the parts of a timm-style attention module and is called with a single tensor."""
+    """Return whether a module has the parts of a timm-style attention module, and takes a single required argument."""
     if not all(hasattr(module, name) for name in _FUSED) or not isinstance(module.num_heads, int):
         return False
     parameters = inspect.signature(type(module).forward).parameters.values()
-    needed = [one for one in parameters if one.default is inspect.Parameter.empty]
+    needed = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
     return len(needed) == 2 and isinstance(module.qkv, nn.Linear) and isinstance(module.proj, nn.Linear)
 
 

@@ -1,4 +1,4 @@
-"""ReplacementPlan: the mask and mechanism of each attention module in a model, and how each module runs."""
+"""ReplacementPlan: which mask and mechanism each attention module of a model gets, and how the module runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Replaced(NamedTuple):
 
 
 class Replacements(Sequence[Replaced]):
-    """The attention modules of a model, in the order of its modules, and how each one runs.
+    """The attention modules of a model, in module order, and how each of them runs.
 
     Attention in a module's own code is detected when it runs, so it is listed only after the model's first run.
     """
@@ -50,7 +50,7 @@ class Replacements(Sequence[Replaced]):
         self._replaced, self._order = replaced, order
 
     def _list(self) -> list[Replaced]:
-        return sorted(self._replaced.values(), key=lambda one: self._order.get(one.name, len(self._order)))
+        return sorted(self._replaced.values(), key=lambda item: self._order.get(item.name, len(self._order)))
 
     def __len__(self) -> int:
         return len(self._replaced)
@@ -65,7 +65,7 @@ class Replacements(Sequence[Replaced]):
         return self._list()[index]
 
     def __repr__(self) -> str:
-        rows = [(one.name or "(the model)", one.before, one.after, one.how) for one in self._list()]
+        rows = [(item.name or "(the model)", item.before, item.after, item.how) for item in self._list()]
         if not rows:
             return "Replacements: none so far; attention in a module's own code is found when it runs"
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -80,8 +80,8 @@ class Rules:
     """The mask of each attention module in a model.
 
     Args:
-        mask: one pattern for all self-attention; or a mapping from name patterns to masks or None, of which the first
-            match applies.
+        mask: one pattern for all self-attention; or a mapping from name patterns to masks or None. The first match
+            applies.
         cross: name patterns of cross-attention modules; None to decide by names, arguments and lengths.
     """
 
@@ -105,7 +105,7 @@ class Rules:
         return True if is_named_cross(name, type(module).__name__) else None
 
     def of_module(self, name: str, module: nn.Module) -> Mask | None:
-        """Return the mask of a module whose calls are all of one kind, as indicated by its name."""
+        """Return the mask for all calls of a module; its name alone decides whether it is cross-attention."""
         if isinstance(self.mask, Mapping):
             return self.named(name)
         return None if self.is_cross(name, module) else self.mask
@@ -118,10 +118,10 @@ class ReplacementPlan:
     Args:
         rules: the masks.
         mechanism: computes the matrices; exact softmax when None.
-        left: names of the modules whose attention is left alone.
+        left: names of the modules whose attention is not replaced.
         partial: whether attention that cannot be redirected may stay in the model's own code.
         order: index of each module in the model, by name.
-        replaced: the attention modules found so far, by name.
+        replaced: the attention modules detected so far, by name.
     """
 
     rules: Rules
@@ -150,7 +150,7 @@ class ReplacementPlan:
         return Redirected(out, matrix)
 
     def leave(self, site: Site, reason: str) -> None:
-        """List attention that stays in the module's own code.
+        """Record attention that stays in the module's own code.
 
         Raises:
             UnsupportedError: ``partial`` is False, so all attention must be replaced.
@@ -167,7 +167,7 @@ class ReplacementPlan:
         """Check that the model's first run used attention wherever a mask was given.
 
         Raises:
-            UnsupportedError: no attention ran at all, or none in modules with names for which a mask was given.
+            UnsupportedError: no attention ran at all, or none in the modules that a name pattern for a mask matches.
         """
         if site.name or self._has_run:
             return
@@ -188,7 +188,7 @@ class ReplacementPlan:
         self.replaced[site.name] = Replaced(site.name, type(site.module).__name__, after, how)
 
     def _mask_of(self, site: Site, call: Call) -> Mask | None:
-        """Return the mask to combine with a call's own mask, or None.
+        """Return the mask to combine with the mask of a call; None for no mask.
 
         Raises:
             UnsupportedError: one mask was given for all self-attention, and the call may be self- or cross-attention.
@@ -275,7 +275,7 @@ def checked_rules(mask: object, cross_attention: object, names: Sequence[str]) -
 
 
 def is_within(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches the name of a module or of one of its enclosing modules."""
+    """Return whether a pattern matches the name of a module or of any enclosing module."""
     parts = name.split(".")
     return any(fnmatchcase(".".join(parts[:number]), pattern) for number in range(1, len(parts) + 1))
 

@@ -1,4 +1,4 @@
-"""Capture each attention matrix that a mechanism returns in saccade's own modules."""
+"""Capture each attention matrix that a mechanism in saccade's own modules returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from saccade.caches import LayerCache, RecurrentCache
-from saccade.integrations.call_output import LaterOutput, WatchedMatrix
+from saccade.integrations.call_output import FutureOutput, WatchedMatrix
 from saccade.integrations.capture_context import Capture, Listener, names_of
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.matrix import Matrix
@@ -27,8 +27,8 @@ CALLED_AS = "record"  # the name in error messages
 def capture_mechanisms(model: nn.Module, capture: Capture) -> Iterator[None]:
     """Capture each matrix that a saccade mechanism returns, under the name of the layer that contains the mechanism.
 
-    If several layers share a mechanism, the name is that of the running layer. If the mechanism was called directly, it
-    is the mechanism's own name.
+    If several layers share a mechanism, the running layer's name is used. For a direct call to the mechanism, it is the
+    mechanism's own name.
     """
     names = names_of(model)
     holders: dict[nn.Module, list[nn.Module]] = {}
@@ -76,17 +76,17 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
 
 
 class _Hook:
-    """A forward hook that emits each matrix that a mechanism returns, and watches it if its gradient is wanted."""
+    """A forward hook that emits each matrix a mechanism returns, and wraps the matrix if its gradient is requested."""
 
     def __init__(self, listener: Listener, holders: list[nn.Module]):
         self._listener, self._holders = listener, holders
 
     def __call__(self, mechanism: nn.Module, args: Any, matrix: Matrix) -> Matrix | None:
         default, capture = self._listener
-        running = (one for one in reversed(_running.stack) if one.listener.capture is capture)
-        layer = next((one for one in running if one.holder in self._holders), None)
+        running = (holder for holder in reversed(_running.stack) if holder.listener.capture is capture)
+        layer = next((holder for holder in running if holder.holder in self._holders), None)
         if layer is not None or not _runs_above(sys._getframe(), self._holders):
-            output = LaterOutput()
+            output = FutureOutput()
             capture.emit(default if layer is None else layer.listener.name, lambda: matrix, output)
             return WatchedMatrix(matrix, output) if output.is_watched else None
         return None
@@ -97,7 +97,7 @@ class _Hook:
 
 
 def _runs_above(frame: FrameType | None, holders: list[nn.Module]) -> bool:
-    """Return whether a layer with a mechanism is running in a call that began before the recording."""
+    """Return whether one of the layers is running in a call that began before the recording."""
     codes = {inspect.unwrap(type(holder).forward).__code__ for holder in holders}
     while frame is not None:
         if frame.f_code in codes and frame.f_locals.get("self") in holders:

@@ -1,4 +1,4 @@
-"""Convert the arguments of torch's scaled_dot_product_attention to an attention matrix, its values and its output."""
+"""Convert calls to torch's scaled_dot_product_attention: the attention matrix, the values and the output."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def sdpa_output(arguments: Mapping[str, Any], out: Tensor) -> CallOutput | None:
     def to_heads(grad: Tensor) -> Tensor:
         return grad.reshape(-1, *grad.shape[-3:]) if grad.dim() > 2 else grad[None, None]
 
-    return CallOutput(out, to_heads, lambda: four(value, shape), float(arguments.get("dropout_p") or 0.0))
+    return CallOutput(out, to_heads, lambda: flatten_leading(value, shape), float(arguments.get("dropout_p") or 0.0))
 
 
 def leading_shape(*tensors: Tensor) -> torch.Size:
-    """Return the broadcast shape of a call's leading dimensions, those before heads, length and width."""
+    """Return the broadcast shape of the leading dimensions of a call (all before heads, length and width)."""
     return torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
 
 
@@ -58,7 +58,7 @@ def sdpa_matrix(arguments: Mapping[str, Any], pattern: Mask | None = None) -> At
         return _nested_matrix(query, key, arguments)
     shape = leading_shape(query, key, arguments["value"])
     heads = query.shape[-3] if query.dim() > 2 else 1
-    query, key = (four(x, shape) for x in (query, key))
+    query, key = (flatten_leading(x, shape) for x in (query, key))
     q_len, kv_len = query.shape[2], key.shape[2]
     pattern = Full() if pattern is None else pattern
     mask, scale = arguments.get("attn_mask"), arguments.get("scale")
@@ -85,12 +85,12 @@ def unsupported_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def run_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -> Tensor | None:
-    """Compute a call to torch's SDPA with ``attend``; return None if ``attend`` does."""
+    """Compute a call to torch's SDPA with ``attend``; return None if ``attend`` returns None."""
     arguments = sdpa_arguments(args, kwargs)
     query, value = arguments["query"], arguments["value"]
     shape = leading_shape(query, arguments["key"], value)
     dropout_p = float(arguments.get("dropout_p") or 0.0)
-    call = Call(lambda rule: sdpa_matrix(arguments, rule), four(value, shape), query.shape[-2], dropout_p)
+    call = Call(lambda rule: sdpa_matrix(arguments, rule), flatten_leading(value, shape), query.shape[-2], dropout_p)
     redirected = attend(call)
     if redirected is None:
         return None
@@ -99,7 +99,7 @@ def run_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -
 
 
 def _nested_matrix(query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> AttentionMatrix:
-    """Return the packed matrix of a call to torch's SDPA on nested tensors, for which torch accepts no mask."""
+    """Return the packed matrix of a call to torch's SDPA on nested tensors; torch accepts no mask for these."""
     items, is_causal = Nested.of(query, key, key, axis=1), bool(arguments.get("is_causal"))
     if is_causal and items.q_lengths != items.kv_lengths:
         reason = "is_causal=True with nested queries and keys of different lengths depends on torch's kernel"
@@ -113,7 +113,7 @@ def _nested_matrix(query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> 
     return AttentionMatrix(items.query, items.key, rule, scale=arguments.get("scale"), **positions)
 
 
-def four(x: Tensor, shape: torch.Size) -> Tensor:
-    """Flatten the leading dimensions of an SDPA input ``[..., heads, len, width]`` into one, expanded to ``shape``."""
+def flatten_leading(x: Tensor, shape: torch.Size) -> Tensor:
+    """Expand the leading dimensions of an SDPA input ``[..., heads, len, width]`` to ``shape``, and flatten them."""
     x = x if x.dim() > 2 else x[None]
     return x.expand(*shape, *x.shape[-3:]).reshape(-1, *x.shape[-3:])

@@ -15,17 +15,17 @@ class SwappedClass(nn.Module):
     """
 
     swapped_from: ClassVar[tuple[type[Any], type[Any]]]
-    keeps_name: ClassVar[bool] = False  # whether the combined class keeps the name of the module's class
+    keeps_name: ClassVar[bool] = False  # whether the combined class has the name of the module's class
 
     def __getattr__(self, name: str) -> Any:  # attributes of the module's original class
         return super().__getattr__(name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle the module with references to the two classes that its class combines."""
+        """Copy and pickle the module by reference to the two classes that its class combines."""
         if "swapped_from" not in vars(type(self)):  # a further subclass
             return super().__reduce_ex__(protocol)
         reduced = super().__reduce_ex__(protocol)
-        assert not isinstance(reduced, str)  # the name of a global variable, whose value is never a module
+        assert not isinstance(reduced, str)  # a str would name a global variable, which is never a module
         return (_blank, type(self).swapped_from, *reduced[2:])
 
 
@@ -33,7 +33,7 @@ _classes: dict[Any, type[SwappedClass]] = {}
 
 
 def swap_class(module: nn.Module, kind: type[SwappedClass]) -> None:
-    """Change a module's class in place to a combination of its class and ``kind``, which has the new ``forward``."""
+    """Change a module's class in place to a combination of its class and ``kind``; ``kind`` has the new ``forward``."""
     module.__class__ = _class_of(kind, type(module))
 
 

@@ -19,12 +19,12 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
     Returns:
         Two tensors: the bool mask (None if all pairs are allowed) and the float bias (None if nothing is added). For a
-        float mask in a traced program, whose values cannot be read, neither is None.
+        float mask in a traced program, neither is None, because its values cannot be read.
     """
     check_holds_values("attn_mask", mask)
     if mask.dtype == torch.bool:
         return mask, None
-    # The lowest number plus a score or bias is still below half the lowest number.
+    # The lowest number plus any score or bias is still below half the lowest number.
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     added = mask.masked_fill(hidden, 0.0)
     if is_tracing():

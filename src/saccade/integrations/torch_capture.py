@@ -27,14 +27,14 @@ _FAST_PATH = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.T
 def capture_torch_layers(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
     """Capture each call to an ``nn.MultiheadAttention``, even if an encoder layer's fast path bypasses it.
 
-    The layers run unchanged in training and evaluation, on the fast path and with nested tensors. Queries and keys are
-    projected a second time for the matrix, because the fast path does not return them.
+    The layers run unchanged in training and evaluation, on the fast path and with nested tensors. To build the matrix,
+    queries and keys are projected a second time, because the fast path does not return them.
     """
     return capture_forwards(_captured_modules(names_of(model)), capture)
 
 
 def _captured_modules(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Handler]]:
-    """Yield torch's attention and encoder modules with their names and the handlers of their calls."""
+    """Yield torch's attention and encoder modules, with their names and call handlers."""
     for module, name in names.items():
         forward = type(module).forward
         if isinstance(module, nn.MultiheadAttention):
@@ -83,10 +83,10 @@ def _capture_attention(call: CapturedCall) -> Any:
 
 
 def _note_attention(call: CapturedCall) -> Any:
-    """Run an attention module whose class overrides ``forward``, and note that the encoder layer called it.
+    """Run an attention module with an overridden ``forward``, and note that the encoder layer called it.
 
-    If the encoder layer called the module, nothing is captured. Only the fast path, which reads the module's weights
-    without calling it, computes torch's own attention.
+    The encoder layer's attention is then not captured. Only the fast path computes torch's own attention: it reads the
+    module's weights without calling the module.
     """
     _note(call.module)
     return call.run()

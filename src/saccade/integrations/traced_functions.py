@@ -1,8 +1,8 @@
-"""Represent transformers' mask functions as data, which a compiled or exported program can contain.
+"""Represent transformers' mask functions as data that a compiled or exported program can contain.
 
 transformers builds mask functions as closures over smaller ones. Python code can read the variables of a closure, but
-Dynamo cannot while it traces a model. So `install_polyfills` registers functions that Dynamo traces instead of
-transformers' own: they allow the same pairs, and can return their description as data. Eager code is unaffected.
+Dynamo cannot while it traces a model. So `install_polyfills` registers replacements for Dynamo to trace: they allow the
+same pairs as transformers' functions, and can return a description of themselves as data. Eager code is unaffected.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _FACTORIES = (
 )
 _FUNCTIONS = ("causal_mask_function", "bidirectional_mask_function")
 _JOINED = ("and_masks", "or_masks")
-_DESCRIBE = "made of"  # a traced mask function that gets this argument returns its description as data
+_DESCRIBE = "made of"  # a traced mask function with this argument returns its description as data
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TheirFunction:
+class MaskFunctionData:
     """A transformers mask function represented as data.
 
     Args:
@@ -49,40 +49,40 @@ class TheirFunction:
     arguments: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, function: Any) -> TheirFunction | None:
-        """Return a mask function as data, or None for a user's function, whose code a program cannot contain."""
+    def of(cls, function: Any) -> MaskFunctionData | None:
+        """Represent a mask function as data; None for a user's function, whose code a program cannot contain."""
         if is_polyfill(function):
-            made_of: TheirFunction | None = function(_DESCRIBE)
+            made_of: MaskFunctionData | None = function(_DESCRIBE)
             return made_of
         name, _, inner = name_of(function).partition(".")
         if not inner:
             return cls(name) if name in _FUNCTIONS else None
         if name not in _FACTORIES or torch.compiler.is_dynamo_compiling():  # Dynamo does not read closures
             return None
-        return described(name, tuple(closure_of(function).values()))  # both are in alphabetical order
+        return factory_data(name, tuple(closure_of(function).values()))  # both are in alphabetical order
 
     def function(self) -> MaskFunction:
         """Build the mask function that this object describes."""
-        found: Any = getattr(importlib.import_module(HOME), self.name)
+        function_or_factory: Any = getattr(importlib.import_module(HOME), self.name)
         if self.name in _FUNCTIONS:
-            return cast("MaskFunction", found)
-        parts = [part.function() if isinstance(part, TheirFunction) else part for part in self.arguments]
-        return cast("MaskFunction", found(*parts))
+            return cast("MaskFunction", function_or_factory)
+        parts = [part.function() if isinstance(part, MaskFunctionData) else part for part in self.arguments]
+        return cast("MaskFunction", function_or_factory(*parts))
 
 
-def described(name: str, arguments: tuple[Any, ...]) -> TheirFunction | None:
-    """Return the result of a transformers mask factory as data, or None if it contains a user's function."""
+def factory_data(name: str, arguments: tuple[Any, ...]) -> MaskFunctionData | None:
+    """Represent a transformers mask factory's result as data; return None if it contains a user's function."""
     if name in _JOINED and len(arguments) == 1 and isinstance(arguments[0], tuple):
         arguments = arguments[0]
     is_joined = name in _JOINED
     parts = [
-        TheirFunction.of(part) if is_joined or (name.startswith("remap") and i == 0) else part
+        MaskFunctionData.of(part) if is_joined or (name.startswith("remap") and i == 0) else part
         for i, part in enumerate(arguments)
     ]
     for part in parts:
         if part is None:
             return None
-    return TheirFunction(name, tuple(parts))
+    return MaskFunctionData(name, tuple(parts))
 
 
 def name_of(function: Any) -> str:
@@ -94,22 +94,22 @@ def name_of(function: Any) -> str:
 
 
 def closure_of(function: Any) -> dict[str, Any]:
-    """Return the variables that a mask function closes over, by name."""
+    """Return the closure variables of a mask function by name."""
     cells = getattr(function, "__closure__", None) or ()
     code = getattr(function, "__code__", None)
     return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else {}
 
 
 def is_polyfill(function: Any) -> bool:
-    """Return whether a mask function was built by this file's replacements while Dynamo traced a model."""
+    """Return whether a mask function comes from this file's replacements, called while Dynamo traced a model."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_name == "_traced_mask_function"
 
 
-def _made(name: str, arguments: tuple[Any, ...], formula: MaskFunction) -> Any:
+def _describable(name: str, arguments: tuple[Any, ...], formula: MaskFunction) -> Any:
     def _traced_mask_function(batch_idx: Any, head_idx: Any = None, q_idx: Any = None, kv_idx: Any = None) -> Any:
         if isinstance(batch_idx, str):
-            return described(name, arguments)
+            return factory_data(name, arguments)
         return formula(batch_idx, head_idx, q_idx, kv_idx)
 
     return _traced_mask_function
@@ -125,7 +125,7 @@ def _and_masks(*mask_functions: MaskFunction) -> Any:
             allowed = allowed & function(b, h, q, kv).to(allowed.device)
         return allowed
 
-    return _made("and_masks", mask_functions, formula)
+    return _describable("and_masks", mask_functions, formula)
 
 
 def _or_masks(*mask_functions: MaskFunction) -> Any:
@@ -135,25 +135,25 @@ def _or_masks(*mask_functions: MaskFunction) -> Any:
             allowed = allowed | function(b, h, q, kv).to(allowed.device)
         return allowed
 
-    return _made("or_masks", mask_functions, formula)
+    return _describable("or_masks", mask_functions, formula)
 
 
 def _sliding_window_overlay(sliding_window: int) -> Any:
-    return _made("sliding_window_overlay", (sliding_window,), lambda b, h, q, kv: kv > q - sliding_window)
+    return _describable("sliding_window_overlay", (sliding_window,), lambda b, h, q, kv: kv > q - sliding_window)
 
 
 def _sliding_window_bidirectional_overlay(sliding_window: int) -> Any:
     def formula(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return abs(q - kv) <= sliding_window
 
-    return _made("sliding_window_bidirectional_overlay", (sliding_window,), formula)
+    return _describable("sliding_window_bidirectional_overlay", (sliding_window,), formula)
 
 
 def _chunked_overlay(chunk_size: int, left_padding: Tensor) -> Any:
     def formula(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (kv - left_padding[b]) // chunk_size == (q - left_padding[b]) // chunk_size
 
-    return _made("chunked_overlay", (chunk_size, left_padding), formula)
+    return _describable("chunked_overlay", (chunk_size, left_padding), formula)
 
 
 def _blockwise_overlay(block_sequence_ids: Tensor) -> Any:
@@ -161,25 +161,25 @@ def _blockwise_overlay(block_sequence_ids: Tensor) -> Any:
         block = block_sequence_ids[b, q]
         return (block == block_sequence_ids[b, kv]) & (block >= 0)
 
-    return _made("blockwise_overlay", (block_sequence_ids,), formula)
+    return _describable("blockwise_overlay", (block_sequence_ids,), formula)
 
 
 def _packed_sequence_mask_function(packed_sequence_mask: Tensor) -> Any:
     def formula(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return packed_sequence_mask[b, q] == packed_sequence_mask[b, kv]
 
-    return _made("packed_sequence_mask_function", (packed_sequence_mask,), formula)
+    return _describable("packed_sequence_mask_function", (packed_sequence_mask,), formula)
 
 
 def _padding_mask_function(padding_mask: Tensor) -> Any:
-    return _made("padding_mask_function", (padding_mask,), lambda b, h, q, kv: padding_mask[b, kv])
+    return _describable("padding_mask_function", (padding_mask,), lambda b, h, q, kv: padding_mask[b, kv])
 
 
 def _remap_positions_for_packed_sequence(mask_function: MaskFunction, position_ids: Tensor) -> Any:
     def formula(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return mask_function(b, h, position_ids[b, q], position_ids[b, kv])
 
-    return _made("remap_positions_for_packed_sequence", (mask_function, position_ids), formula)
+    return _describable("remap_positions_for_packed_sequence", (mask_function, position_ids), formula)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""Masks of transformers models in compiled and exported programs, whose tensors are read only when attention runs.
+"""Masks of transformers models in compiled and exported programs; their tensors are read only when attention runs.
 
-A traced program is valid for any padding, any packed texts and any position in a static cache. So the arguments of the
-model's mask function go into the program as tensors, and the attention operator builds the mask from them, with the
+A traced program must be valid for any padding, packed texts and position in a static cache. So the program receives
+the arguments of the model's mask function as tensors, and the attention operator builds the mask from them with the
 same functions as in eager mode.
 """
 
@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.integrations.lazy_mask import Placed, dense_at
-from saccade.integrations.mask_functions import place
+from saccade.integrations.mask_functions import placed_rule
 from saccade.integrations.packed_patterns import with_pattern
 from saccade.integrations.tensor_masks import both
-from saccade.integrations.traced_functions import MaskFunction, TheirFunction
+from saccade.integrations.traced_functions import MaskFunction, MaskFunctionData
 from saccade.masks import Full, Mask
 from saccade.masks.convert.deferred_masks import AtOrigin, Pairs, Shape, Unread
 from saccade.support.errors import unsupported
@@ -29,7 +29,7 @@ CALLED_AS = "attention"  # the name in error messages
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CallMask(Unread):
-    """The mask of one attention call in a transformers model in a traced program.
+    """The mask of one attention call of a transformers model in a traced program.
 
     Args:
         function: the model's mask function.
@@ -41,10 +41,10 @@ class CallMask(Unread):
         allowed: bool tensors ``[batch | 1, heads | 1, q_len | 1, kv_len | 1]`` that further restrict the allowed pairs.
         pattern: the layer's pattern, which counts positions from the start of each text; None if there is none.
         position_ids: int ``[batch, q_len]``, the position of each token in its text; None if unknown.
-        ends: ends of packed texts that the model passes to other kernels; the mask must separate the same texts.
+        ends: boundaries of packed texts that the model passes to other kernels; the mask must separate the same texts.
     """
 
-    function: TheirFunction
+    function: MaskFunctionData
     q_offset: int | Tensor | None = None
     kv_offset: int = 0
     lengths: tuple[int, int] | None = None
@@ -55,15 +55,15 @@ class CallMask(Unread):
     ends: tuple[Tensor, ...] = ()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        found = (self.q_offset, self.is_token, *self.allowed, self.position_ids, *self.ends)
-        return tuple(x for x in found if isinstance(x, Tensor))
+        fields = (self.q_offset, self.is_token, *self.allowed, self.position_ids, *self.ends)
+        return tuple(x for x in fields if isinstance(x, Tensor))
 
     def restricted(self, allowed: Tensor) -> CallMask:
         """Return the mask restricted to pairs that are True in ``allowed``."""
         return _with(self, allowed=(*self.allowed, allowed))
 
     def with_ends(self, ends: tuple[Tensor, ...]) -> CallMask:
-        """Return the mask with a check, when it is read, that it separates the texts with the given ends."""
+        """Return a copy of the mask that checks, on reading, whether it separates the texts with the given ends."""
         return _with(self, ends=ends) if ends else self
 
     def with_pattern(self, pattern: Mask | None, position_ids: Tensor | None) -> CallMask:
@@ -106,7 +106,7 @@ class CallMask(Unread):
         last = max(kv_len - q_len, 0)  # position of the first query, if the last query is aligned with the last key
         start = last if self.q_offset is None else int(self.q_offset)
         lengths = self.lengths or (q_len, kv_len)
-        placed = place(
+        placed = placed_rule(
             function,
             self.is_token,
             q_length=lengths[0],
@@ -119,7 +119,7 @@ class CallMask(Unread):
         if not isinstance(placed.rule, Full):
             reason = f"the mask was made for {list(lengths)}, but the call has {[q_len, kv_len]}"
             raise unsupported("a mask", [reason])
-        # The mask of an encoder, whose lengths differ from those of this call.
+        # The mask was made for an encoder, with other lengths than this call.
         return Placed(Full(), range(last, last + q_len), range(kv_len))
 
 
@@ -130,8 +130,8 @@ def _with(mask: CallMask, **changes: Any) -> CallMask:
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(CallMask))
 
-FULL = TheirFunction("bidirectional_mask_function")
-CAUSAL = TheirFunction("causal_mask_function")
+FULL = MaskFunctionData("bidirectional_mask_function")
+CAUSAL = MaskFunctionData("causal_mask_function")
 
 
 def call_mask(
@@ -148,13 +148,13 @@ def call_mask(
         lengths: numbers of queries and keys.
         offsets: positions of the first query and of the first key.
     """
-    known = TheirFunction.of(function)
+    known = MaskFunctionData.of(function)
     if known is None:
         return None
     start = offsets[0]
-    if isinstance(start, Tensor):  # a static cache counts its tokens in place, before attention runs
+    if isinstance(start, Tensor):  # a static cache updates its token count in place, before attention runs
         start = start.clone()
-    elif not is_tracing():  # the mask may be passed to a compiled function, which is compiled once for all positions
+    elif not is_tracing():  # so that a function that receives the mask is compiled once for all positions
         start = torch.tensor(start)
     is_token = None if attention_mask is None else attention_mask.bool()
     if is_token is not None and not is_tracing():  # one length for all calls with a static cache
@@ -163,7 +163,7 @@ def call_mask(
 
 
 class TracedMask:
-    """A model's mask in a traced program, passed through the model's code to its attention.
+    """A mask in a traced program that passes through the model's code to its attention.
 
     Any operation on it runs on the dense mask.
 
@@ -205,7 +205,7 @@ def dense_mask(
     """Return the pairs that a mask function of transformers allows, bool ``[batch, 1, q_len, kv_len]``."""
     from transformers.masking_utils import sdpa_mask  # noqa: PLC0415  imported when used
 
-    make: Any = sdpa_mask  # whose annotations are narrower than its documentation
+    make: Any = sdpa_mask  # its annotations are narrower than its documentation
     allowed: Tensor = make(
         batch_size=batch,
         q_length=lengths[0],

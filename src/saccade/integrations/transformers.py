@@ -1,4 +1,4 @@
-"""Run saccade's exact kernels, with any mask, inside Hugging Face transformers models."""
+"""Run Hugging Face transformers models on saccade's exact kernels, with any mask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.lazy_mask import LazyMask, mask_dtype
-from saccade.integrations.mask_functions import place
+from saccade.integrations.mask_functions import placed_rule
 from saccade.integrations.matrix_hooks import edited_matrix, report_product
 from saccade.integrations.tensor_masks import joined
 from saccade.integrations.traced_functions import MaskFunction, install_polyfills
@@ -29,19 +29,19 @@ CALLED_AS = "install"  # the name in error messages
 MaskOfLayer = Callable[[nn.Module], Mask | None]
 """A function that takes an attention module and returns the mask pattern of its layer, or None."""
 
-# Parts of names with a special meaning in transformers that only its own functions support.
-_TAKEN = ("sdpa", "flash", "paged", "/", "|", ":", "@")
-_OWN_NAMES = ("eager", "flex_attention")
+# Parts of names to which transformers gives a special meaning, reserved for its own functions.
+_RESERVED_PARTS = ("sdpa", "flash", "paged", "/", "|", ":", "@")
+_RESERVED_NAMES = ("eager", "flex_attention")
 
 
 def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) -> str:
     """Register saccade's exact attention with transformers, for ``model.set_attn_implementation("saccade")``.
 
-    The model keeps its pattern (causal, sliding window, bidirectional, packed documents, padding), which reaches the
-    kernel as a rule and is never expanded to a dense mask. Scale, softcap, sinks, position bias, grouped heads and
+    The model keeps its pattern (causal, sliding window, bidirectional, packed documents, padding). The pattern reaches
+    the kernel as a rule and is never expanded to a dense mask. Scale, softcap, sinks, position bias, grouped heads and
     dropout are supported. Other arguments that change attention, such as ``output_attentions=True``, raise an error;
     arguments that no attention function reads are ignored, as in transformers. Logits and gradients equal those of the
-    eager implementation, except that a token that may attend to nothing (padding on the left) gets 0, where eager
+    eager implementation, except that a token that may attend to nothing (left padding) gets output 0, whereas eager
     returns the mean of all values. Models whose code reads the mask itself (GIT, Falcon) get transformers' float mask
     and run as in eager.
 
@@ -62,7 +62,7 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
         ImportError: transformers is not installed.
         TypeError: ``mask`` is neither a mask nor a function, or ``name`` is not a str.
         ValueError: the name has a special meaning in transformers.
-        UnsupportedError: raised when the model runs, if its own code reads the mask, which would lack ``mask``.
+        UnsupportedError: raised when the model runs, if its own code reads the model's mask and would ignore ``mask``.
 
     Cost: none. Each call to a layer costs the same as `saccade.attention`.
 
@@ -109,14 +109,13 @@ def lazy_mask(
     """Return a lazy mask instead of a dense tensor; the arguments are those of transformers' mask functions.
 
     In a traced program, the result is a `TracedMask`; or the dense mask, if the model's code reads the mask or has its
-    own mask function.
+    own mask function. If the model's code reads the mask and every pair is allowed, the result is None, as in
+    transformers.
 
-    If the model's code reads the mask and every pair is allowed, the result is None, as in transformers.
-
-    ``has_pattern`` says whether the attention function combines a pattern with the mask. Code that reads the mask would
-    not see this pattern.
+    ``has_pattern`` says whether the attention function combines a pattern with the mask. Model code that reads the mask
+    would ignore this pattern.
     """
-    del kwargs  # transformers' conditions for omitting a causal mask, which never happens here
+    del kwargs  # transformers' conditions for omitting a causal mask; here, it is never omitted
     if mask_function is None:
         raise value_error("mask_function", "be given", None)
     dtype, refused, lengths = mask_dtype(config, dtype), "", (q_length, kv_length)
@@ -136,7 +135,7 @@ def lazy_mask(
         if dtype == torch.bool:
             return allowed
         return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
-    placed = place(
+    placed = placed_rule(
         mask_function,
         attention_mask,
         q_length=q_length,
@@ -188,9 +187,9 @@ class Attention:
 def check(name: str, mask: object) -> None:
     """Raise unless ``name`` and ``mask`` are valid arguments of `install`."""
     check_type("name", name, str, "be a str")
-    taken = [part for part in _TAKEN if part in name]
-    if taken or name in _OWN_NAMES or not name:
-        rule = f"be a new name without {', '.join(_TAKEN)}"
+    taken = [part for part in _RESERVED_PARTS if part in name]
+    if taken or name in _RESERVED_NAMES or not name:
+        rule = f"be a new name without {', '.join(_RESERVED_PARTS)}"
         hint = "transformers reserves such names for its own functions"
         raise value_error("name", rule, repr(name), hint=hint)
     if mask is not None and not isinstance(mask, Mask) and (isinstance(mask, type | Tensor) or not callable(mask)):

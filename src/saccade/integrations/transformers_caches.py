@@ -1,4 +1,4 @@
-"""Use saccade's caches in transformers' ``generate``: constant memory, block selection, stored prefixes."""
+"""Use saccade's caches in transformers' ``generate``, for constant memory, block selection or stored prefixes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 _NAME = "saccade-cache"
 _WITHOUT_CACHE = Attention(_NAME, None)
-_softmax = functools.lru_cache(Softmax)  # all forward passes of a model use the same object
+_softmax = functools.lru_cache(Softmax)  # shared by all forward passes of a model
 
 
 def install_caches(name: str = _NAME) -> str:
     """Register attention on saccade's caches, to be used by ``model.set_attn_implementation("saccade-cache")``.
 
-    A cache that selects which keys to read needs the query, which transformers does not pass to caches. So the layers
-    of `transformers_cache` return only the new keys, with a reference to the cache, and this implementation lets the
-    cache compute the attention. Without such a cache it works like `install`.
+    A cache that selects which keys to read needs the query, but transformers does not pass queries to caches. So the
+    layers of `transformers_cache` return only the new keys, with a reference to the cache, and this implementation lets
+    the cache compute the attention. Without such a cache it works like `install`.
 
     Args:
         name: the name of the implementation.
@@ -58,11 +58,11 @@ def transformers_cache(cache: Cache) -> TransformersCache:
     its budget, or a `SinkWindowCache` while the text fits in its window. Beam search, cropping and assisted generation
     call the cache's ``reorder`` and ``crop``, which raise if it does not support them.
 
-    Columns are positions, as in transformers, so left padding is part of the mask. All caches support it except
-    `SinkWindowCache`, whose first tokens would be padding.
+    As in transformers, a token's position is its column, so left padding is part of the mask. All caches support left
+    padding except `SinkWindowCache`, because its first tokens would be padding.
 
     Args:
-        cache: one cache for each layer. It is filled in place, and may be saved or put in a
+        cache: one cache for each layer. It is filled in place, and can be saved or added to a
             `saccade.caches.PrefixStore`.
 
     Raises:
@@ -174,7 +174,7 @@ class _Layer:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    """Return subclasses of transformers' cache classes that wrap saccade's caches, created when first needed."""
+    """Create subclasses of transformers' cache classes that wrap saccade's caches, on first use."""
     try:
         from transformers import Cache as TransformersCache  # noqa: PLC0415  imported when used
         from transformers.cache_utils import CacheLayerMixin  # noqa: PLC0415

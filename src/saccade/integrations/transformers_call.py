@@ -1,4 +1,4 @@
-"""AttentionCall: the arguments of a transformers attention function, converted to the inputs of a matrix."""
+"""AttentionCall: convert the arguments of a transformers attention function to the inputs of an attention matrix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AttentionCall(NamedTuple):
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
-        placed: the mask rule and the positions of the tokens; in a traced program, a mask that is read at run time.
+        placed: the mask rule and the token positions; in a traced program, a mask that is read at run time.
         scale, softcap, bias, sink_logit: see `saccade.attention`.
         position_ids: int ``[batch, q_len]``, the position of each token in its text; None if the model passes none.
     """
@@ -48,7 +48,7 @@ class AttentionCall(NamedTuple):
         query: Tensor,
         key: Tensor,
         attention_mask: Any,
-        facts: Mapping[str, Any],
+        options: Mapping[str, Any],
         *,
         is_flash: bool = False,
     ) -> AttentionCall:
@@ -58,27 +58,25 @@ class AttentionCall(NamedTuple):
             module: the attention layer.
             query, key: as passed to the function, before key heads are repeated.
             attention_mask: a `LazyMask`; a bool or float tensor that broadcasts to ``[batch, heads, q_len, kv_len]``;
-                FlexAttention's BlockMask; or None, in which case the layer's own flag states whether it is causal.
-            facts: the other keyword arguments. Unknown ones are ignored, as in transformers' own functions, unless the
-                model's own attention function reads them.
+                FlexAttention's BlockMask; or None, in which case ``is_causal`` of the call or layer applies.
+            options: the other keyword arguments. Unknown ones are ignored, as in transformers' own functions, unless
+                the model's own attention function reads them.
             is_flash: whether the call passes padding and a window instead of a mask, as for flash attention.
 
         Raises:
             UnsupportedError: an argument changes the matrix in an unsupported way.
         """
         # The flag of the call overrides that of the layer; models omit it where both agree.
-        flag, is_traced = facts.get("is_causal"), torch.compiler.is_compiling()
+        flag, is_traced = options.get("is_causal"), torch.compiler.is_compiling()
         is_causal = bool(getattr(module, "is_causal", True) if flag is None else flag)
-        facts = {
-            name: fact for name, fact in facts.items() if not (fact is None or fact is False or name == "is_causal")
-        }
-        ends = {name: facts.pop(name) for name in ENDS if name in facts}
-        check_supported(module, facts)
+        options = {name: x for name, x in options.items() if not (x is None or x is False or name == "is_causal")}
+        ends = {name: options.pop(name) for name in ENDS if name in options}
+        check_supported(module, options)
         if query.shape[0] != key.shape[0]:  # learned queries, shared by all batch items
             query = query.expand(key.shape[0], -1, -1, -1)
         placed: Placed | CallMask
         if is_flash:
-            window, ids, added = facts.get("sliding_window"), facts.get("position_ids"), None
+            window, ids, added = options.get("sliding_window"), options.get("position_ids"), None
             lengths = query.shape[2], key.shape[2]
             placed = _placed_for_flash(*lengths, attention_mask, window, ids, is_causal=is_causal)
         elif is_traced:
@@ -89,20 +87,20 @@ class AttentionCall(NamedTuple):
         if isinstance(placed, Placed):
             check_ends(module, ends, placed)
         lengths = query.shape[2], key.shape[2]
-        if "indices" in facts:
-            placed = placed.restricted(_selected(facts["indices"], *lengths))
-        if "block_indices" in facts:
+        if "indices" in options:
+            placed = placed.restricted(_selected(options["indices"], *lengths))
+        if "block_indices" in options:
             size = getattr(getattr(module, "indexer", None), "block_size", 1)
-            placed = placed.restricted(_in_selected_blocks(facts["block_indices"], *lengths, query.shape[1], size))
-        bias = facts.get("position_bias")
+            placed = placed.restricted(_in_selected_blocks(options["block_indices"], *lengths, query.shape[1], size))
+        bias = options.get("position_bias")
         if bias is not None:
             bias = bias[..., : key.shape[2]]
             added = bias if added is None else bias + added
-        scale, softcap, sink = facts.get("scaling"), facts.get("softcap"), facts.get("s_aux")
-        return cls(query, key, placed, scale, softcap, added, sink, facts.get("position_ids"))
+        scale, softcap, sink = options.get("scaling"), options.get("softcap"), options.get("s_aux")
+        return cls(query, key, placed, scale, softcap, added, sink, options.get("position_ids"))
 
     def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
-        """Return the attention matrix of the call, restricted to a pattern whose positions start at 0 in each text."""
+        """Return the attention matrix of the call, restricted by a pattern with positions that restart in each text."""
         placed, q, kv = self.placed, None, None
         rule: Mask
         if isinstance(placed, CallMask):
@@ -127,16 +125,16 @@ class AttentionCall(NamedTuple):
 def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) -> tuple[Placed, Tensor | None]:
     """Convert ``attention_mask`` of a transformers call to a mask rule with positions, and a score bias."""
     q_len, kv_len = query.shape[2], key.shape[2]
-    # A rule that allows everything ignores the positions of queries, but a pattern joined with it may need them.
+    # A rule that allows every pair ignores query positions, but a pattern combined with it may depend on them.
     q, kv = range(kv_len - q_len, kv_len) if q_len <= kv_len else range(q_len), range(kv_len)
-    # A bias may have been written into a float mask, so it is then treated like any other tensor.
+    # A float mask in memory may contain a bias, so treat it like any other tensor.
     if isinstance(attention_mask, LazyMask) and not (
         attention_mask.is_in_memory and attention_mask.is_floating_point()
     ):
         placed = attention_mask.placed
         if (len(placed.q_positions), len(placed.kv_positions)) == (q_len, kv_len):
             return placed, None
-        if isinstance(placed.rule, Full):  # the mask of an encoder, whose lengths differ from those of this call
+        if isinstance(placed.rule, Full):  # the mask was made for an encoder, with other lengths than this call
             return Placed(Full(), q, kv), None
         reason = f"the mask was made for {list(attention_mask.shape[2:])}, but the call has {[q_len, kv_len]}"
         raise unsupported("a mask", [reason])
@@ -163,7 +161,7 @@ def _traced(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
         return (CallMask(CAUSAL, 0) if is_causal and query.shape[2] > 1 else CallMask(FULL)), None
     _check_mask(attention_mask)
     allowed, added = mask_of_tensor(attention_mask[..., : key.shape[2]])
-    assert allowed is not None  # while tracing, values cannot show that all pairs are allowed
+    assert allowed is not None  # while tracing, values cannot be read
     return CallMask(FULL, allowed=(allowed,)), added
 
 
@@ -175,7 +173,7 @@ def _check_mask(attention_mask: Any) -> None:
 
 
 def _selected(indices: Tensor, q_len: int, kv_len: int) -> Tensor:
-    """Return the keys that an indexer selected, as in DeepSeek-V3.2, bool ``[batch, 1, q_len, kv_len]``.
+    """Convert the key indices of an indexer (DeepSeek-V3.2) to a mask, bool ``[batch, 1, q_len, kv_len]``.
 
     Args:
         indices: int ``[batch, q_len, selected]``, the indices of the selected keys.
@@ -189,7 +187,7 @@ def _selected(indices: Tensor, q_len: int, kv_len: int) -> Tensor:
 
 
 def _in_selected_blocks(indices: Tensor, q_len: int, kv_len: int, heads: int, size: int) -> Tensor:
-    """Return the keys in the selected blocks, as in MiniMax-M3, bool ``[batch, heads, q_len, kv_len]``.
+    """Convert selected key blocks (MiniMax-M3) to a mask, bool ``[batch, heads, q_len, kv_len]``.
 
     Args:
         indices: int ``[batch, key heads, q_len, selected]``, the indices of the selected blocks, -1 for unused entries.
@@ -215,7 +213,7 @@ def _placed_for_flash(
     *,
     is_causal: bool,
 ) -> Placed:
-    """Build the mask of a call to ``flash_attention_2`` or a similar function, which takes padding and a window.
+    """Build the mask of a call to ``flash_attention_2`` or a similar function, from its padding and window.
 
     Args:
         q_len, kv_len: numbers of queries and keys; the last query has the position of the last key.

@@ -1,4 +1,4 @@
-"""Capture transformers models by wrapping the function that a layer gets from the attention interface."""
+"""Capture transformers models by wrapping the functions that layers get from the attention interface."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from saccade.integrations.capture_context import (
 from saccade.integrations.capture_mode import capture_code_of, without_mode
 from saccade.integrations.forward_proxy import PATCH_LOCK
 from saccade.integrations.lazy_mask import LazyMask, Placed
-from saccade.integrations.mask_functions import place
+from saccade.integrations.mask_functions import placed_rule
 from saccade.integrations.matrix_hooks import Product, collected_products
 from saccade.integrations.tensor_masks import mask_of_tensor
 from saccade.integrations.transformers_call import AttentionCall
@@ -37,7 +37,7 @@ CALLED_AS = "record"  # the name in error messages
 
 _REMEMBERED = 8
 _SMALL = 1 << 20
-_STANDARD = ("eager", "sdpa", "flex_attention")  # these, and names with "flash", follow their arguments
+_STANDARD = ("eager", "sdpa", "flex_attention")  # like "flash" functions, these apply exactly the mask they receive
 _model_captures: tuple[_ModelCapture, ...] = ()  # replaced, never mutated: other threads may iterate over it
 _restore: list[Callable[[], None]] = []
 
@@ -46,8 +46,8 @@ _restore: list[Callable[[], None]] = []
 def capture_interface(model: nn.Module, capture: Capture) -> Iterator[None]:
     """Capture each attention call that a module of ``model`` makes through transformers' attention interface.
 
-    Configuration, masks and kernels stay unchanged, for any implementation. Masks are derived from the function that
-    built them, not from the tensor. Nothing happens if no transformers model has been imported.
+    Configuration, masks and kernels stay unchanged, for any implementation. The mask rule is derived from the function
+    that built the mask tensor, not from the tensor. Nothing is captured unless a transformers model has been imported.
     """
     if sys.modules.get("transformers.modeling_utils") is None:
         yield
@@ -73,14 +73,14 @@ class _ModelCapture:
         self._known: dict[int, _Known] = {}
         self._latest: tuple[Placed, ...] = ()  # replaced, never mutated: several threads may build masks
 
-    def learn(self, mask: Any, placed: Placed) -> None:
-        """Store a mask tensor's rule while the tensor exists, and the latest rules to recognise copies of masks."""
-        number = id(mask)
+    def remember(self, mask: Any, placed: Placed) -> None:
+        """Store a mask tensor's rule while the tensor exists; keep the latest rules to recognise copies of masks."""
+        key = id(mask)
         self._latest = (placed, *self._latest[: _REMEMBERED - 1])
-        self._known[number] = _Known(weakref.ref(mask, lambda _: self._known.pop(number, None)), placed, _version(mask))
+        self._known[key] = _Known(weakref.ref(mask, lambda _: self._known.pop(key, None)), placed, _version(mask))
 
-    def meaning_of(self, mask: Any, batch: int, device: torch.device) -> Any:
-        """Return the rule from which a mask tensor was built; if it is unknown, return the mask tensor itself.
+    def rule_or_tensor(self, mask: Any, batch: int, device: torch.device) -> Any:
+        """Return the rule from which a mask tensor was built, as a lazy mask; if it is unknown, return the tensor.
 
         The rule is not used for a mask that was modified in place. `generate` copies masks for a static cache: small
         copies are recognised by their contents, and so are masks without a version counter.
@@ -105,7 +105,7 @@ class _Known(NamedTuple):
 
 
 def _version(mask: Any) -> int | None:
-    """Return how often a mask tensor was modified in place, or None in inference mode, where torch does not count."""
+    """Return a mask tensor's version counter, or None for an inference tensor, which has none."""
     if not isinstance(mask, Tensor):
         return 0
     return None if mask.is_inference() else mask._version
@@ -145,7 +145,7 @@ def _patch_interfaces() -> Callable[[], None]:
     setattr(AttentionMaskInterface, "__getitem__", get_mask_captured)  # noqa: B010
 
     def restore() -> None:
-        # If other code has since wrapped ours, it stays in place; without captures it does nothing.
+        # If other code has since wrapped this wrapper, it stays in place; without captures it does nothing.
         if AttentionInterface.get_interface is get_interface_captured:
             setattr(AttentionInterface, "get_interface", get_interface)  # noqa: B010
         if AttentionMaskInterface.__getitem__ is not get_mask_captured:
@@ -159,7 +159,7 @@ def _patch_interfaces() -> Callable[[], None]:
 
 
 def _is_foreign(name: str, function: Callable[..., Any]) -> bool:
-    """Return whether an attention function is third-party, and so may add its own mask or bias to its arguments."""
+    """Return whether an attention function is third-party, so that it may apply a mask or bias of its own."""
     home = str(getattr(function, "__module__", None) or type(function).__module__)
     return not (name in _STANDARD or "flash" in name or home.startswith(("transformers.", "saccade.")))
 
@@ -186,7 +186,7 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
         ):
             run = function if is_foreign else without_mode(function)
             out = run(module, query, key, value, attention_mask, *args, **kwargs)
-        if products:  # a saccade function reports the matrix that it multiplied by
+        if products:  # saccade's functions report their own matrices
             _emit_products(listeners, products)
             return out
         if [listener.capture.num_captured for listener in listeners] != before:  # a third-party function called SDPA
@@ -194,15 +194,15 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
         if args:
             reason = f"{type(module).__name__} passes {len(args)} additional positional arguments"
             raise unsupported("a transformers model", [reason])
-        facts = {name: fact for name, fact in kwargs.items() if name not in ("dropout", "output_attentions")}
+        options = {name: option for name, option in kwargs.items() if name not in ("dropout", "output_attentions")}
         if getattr(key, "saccade_cache", None) is not None:
             reason = "it uses a saccade cache, which returns only the new keys"
             raise unsupported("a transformers model", [reason], hint="use transformers' own caches")
 
         def making(model_capture: _ModelCapture) -> Make:
             def make() -> AttentionMatrix:
-                mask = model_capture.meaning_of(attention_mask, len(key), key.device)
-                return AttentionCall.of(module, query, key, mask, facts, is_flash=is_flash).matrix()
+                mask = model_capture.rule_or_tensor(attention_mask, len(key), key.device)
+                return AttentionCall.of(module, query, key, mask, options, is_flash=is_flash).matrix()
 
             return make
 
@@ -236,7 +236,7 @@ def _output(out: Any, value: Tensor, dropout_p: float | None) -> CallOutput | No
 
 
 def _emit_products(listeners: list[Listener], products: list[Product]) -> None:
-    """Emit the attention products of one call; from the second on, append ":1", ":2" and so on to the layer's name."""
+    """Emit the attention products of one call; append ":1" to the layer's name for the second product, and so on."""
 
     def making(matrix: Matrix) -> Make:
         return lambda: matrix
@@ -254,11 +254,11 @@ def _capturing_mask(function: Callable[..., Any]) -> Callable[..., Any]:
         if is_known and not args and not is_tracing():
             names = ("q_length", "kv_length", "q_offset", "kv_offset")
             sizes = {name: kwargs[name] for name in names if name in kwargs}
-            placed = place(
+            placed = placed_rule(
                 kwargs["mask_function"], kwargs.get("attention_mask"), one_by_one=kwargs.get("use_vmap", False), **sizes
             )
             for model_capture in _model_captures:
-                model_capture.learn(mask, placed)
+                model_capture.remember(mask, placed)
         return mask
 
     return capturing

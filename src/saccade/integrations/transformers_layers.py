@@ -28,8 +28,8 @@ def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttent
     ``DiffLlamaAttention``                           `saccade.nn.DifferentialAttention`
     ================================================ =================================
 
-    Saccade's layers take only tokens: positions, rotation and the causal mask are part of the layer. The two heads of a
-    pair are adjacent in saccade, but half the number of heads apart in DiffLlama.
+    Saccade's layers take only hidden states: positions, rotation and the causal mask are part of the layer. The two
+    heads of a pair are adjacent in saccade, but half the number of heads apart in DiffLlama.
 
     Args:
         module: an attention module of a model, for instance ``model.model.layers[0].self_attn``.
@@ -116,5 +116,5 @@ def _differential(module: Any) -> DifferentialAttention:
 
 
 def _paired(rows: Tensor, width: int) -> Tensor:
-    """Reorder the weight rows of DiffLlama's heads, where h and h + half are a pair, so that pairs are adjacent."""
+    """Reorder the weight rows of DiffLlama's heads so that the heads of a pair, h and h + half, become adjacent."""
     return torch.stack(rows.unflatten(0, (2, -1, width)).unbind(0), 1).flatten(0, 2)

@@ -1,4 +1,4 @@
-"""EditedMatrix: an attention matrix in which some heads are replaced, and some heads have changed outputs."""
+"""EditedMatrix: an attention matrix with replaced heads and changed head outputs."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from saccade.matrix.algebra import ByRows
 from saccade.recording.derived_matrices import chosen_heads
 
 ChangeOutput = Callable[[Tensor], Tensor]
-"""A function that changes the output of a call, ``[batch, heads, q_len, value_dim]``."""
+"""A function that returns a changed copy of a call's output, ``[batch, heads, q_len, value_dim]``."""
 
 
-class HeadsOf(NamedTuple):
-    """Heads whose rows are taken from another matrix with the same shape."""
+class ReplacedHeads(NamedTuple):
+    """Heads, and the matrix of the same shape that replaces their rows."""
 
     heads: tuple[int, ...]
     matrix: Matrix
 
 
 class EditedMatrix(ByRows):
-    """An attention matrix in which some heads are replaced by those of other matrices.
+    """An attention matrix in which the heads of other matrices replace some heads.
 
     Args:
         inner: the matrix of the heads that are not replaced.
-        parts: heads, and the matrices from which they are taken; if several parts replace a head, the last one applies.
-        changes: functions that change the product with values, in this order; they do not change the matrix itself.
+        parts: the replaced heads and their matrices; if several parts replace a head, the last one applies.
+        changes: functions that change the product with values, applied in order; the matrix itself stays unchanged.
 
-    Cost: a product costs one product with ``inner``, if any of its heads is used, and one with the replaced heads of
-    each part.
+    Cost: a product with values costs one product with ``inner``, unless all heads are replaced, and one with the
+    replaced heads of each part.
     """
 
-    def __init__(self, inner: Matrix, parts: Sequence[HeadsOf], changes: Sequence[ChangeOutput] = ()):
+    def __init__(self, inner: Matrix, parts: Sequence[ReplacedHeads], changes: Sequence[ChangeOutput] = ()):
         super().__init__(inner)
         self.parts, self.changes = tuple(parts), tuple(changes)
         self._source = {head: part.matrix for part in self.parts for head in part.heads}
@@ -55,7 +55,7 @@ class EditedMatrix(ByRows):
             rows = _product(chosen_heads(part.matrix, part.heads), values, dropout_p, seed)
             out = rows.new_zeros(*self.shape[:3], value.shape[3]) if out is None else out
             out = out.index_copy(1, torch.tensor(part.heads, device=out.device), rows.to(out.dtype))
-        assert out is not None  # all heads come from the matrix or from parts
+        assert out is not None  # each head comes from the inner matrix or from a part
         for change in self.changes:
             out = change(out)
         return out
@@ -66,7 +66,7 @@ class EditedMatrix(ByRows):
 
 
 def _product(matrix: Matrix, value: Tensor, dropout_p: float, seed: int | None) -> Tensor:
-    """Multiply a matrix by values ``[batch, heads, kv_len, value_dim]``; a single batch item applies to all items."""
+    """Multiply a matrix by values ``[batch, heads, kv_len, value_dim]``; broadcast a matrix with one batch item."""
     batch, width = len(value), value.shape[3]
     if matrix.shape[0] == batch:
         return matrix.matmul(value, dropout_p=dropout_p, seed=seed)

@@ -1,4 +1,4 @@
-"""Edits of attention, each of which changes the matrix of a call or the output of some of its heads."""
+"""Edits of attention: changes to the matrix of a call, or to the output of some heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.integrations.matrix_hooks import MakeMatrix
 from saccade.integrations.tensor_masks import both
-from saccade.intervention.edited_matrix import ChangeOutput, EditedMatrix, HeadsOf
+from saccade.intervention.edited_matrix import ChangeOutput, EditedMatrix, ReplacedHeads
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.matrix.algebra import ByRows
@@ -20,7 +20,7 @@ from saccade.support.errors import unsupported, value_error
 CALLED_AS = "intervene"  # the name in error messages
 
 How = Literal["zero", "mean", "resample"]
-"""How the output of a head is removed: it becomes 0, its mean over the batch, or the output for another batch item."""
+"""How to remove a head's output: replace it by 0, by its mean over the batch, or by another batch item's output."""
 
 
 @dataclass(eq=False)
@@ -28,9 +28,9 @@ class Edit:
     """A change to the attention of one or more layers.
 
     Attributes:
-        layer: name of a layer, with ``*`` for any characters; or its number, in the order in which layers first run.
-        heads: numbers of heads; None for all heads.
-        was_used: whether the edit has changed a call.
+        layer: name of a layer, with ``*`` for any characters; or its index, in the order in which layers first run.
+        heads: indices of heads; None for all heads.
+        was_used: whether the edit has been applied to a call.
     """
 
     layer: str | int
@@ -38,7 +38,7 @@ class Edit:
     was_used: bool = False
 
     def heads_of(self, count: int) -> tuple[int, ...]:
-        """Return the numbers of the edited heads of a layer with ``count`` heads.
+        """Return the indices of the edited heads of a layer with ``count`` heads.
 
         Raises:
             ValueError: a head does not exist.
@@ -52,7 +52,7 @@ class Edit:
 
 @dataclass(eq=False)
 class MaskEdit(Edit):
-    """An edit that combines a mask with that of the call by ``&``."""
+    """An edit that combines a mask with the call's mask by ``&``."""
 
     mask: object = None
 
@@ -62,8 +62,8 @@ class PatternEdit(Edit):
     """An edit that replaces the attention matrix of some heads.
 
     Attributes:
-        matrix: the matrix that replaces those of calls, of a text that may be longer than a call.
-        used_rows: number of rows of the matrix up to the last row that a call used.
+        matrix: the replacement for the matrices of calls; its text may be longer than that of a call.
+        used_rows: number of rows of the replacement up to the last row that a call used.
     """
 
     matrix: Matrix | None = None
@@ -75,8 +75,8 @@ class OutputEdit(Edit):
     """An edit that changes the output of heads, ``[batch, heads, q_len, value_dim]``.
 
     Attributes:
-        factor: multiplies the output: a number, or a tensor that broadcasts to it.
-        how: how the output is removed, before the factor is applied; None keeps it.
+        factor: a number, or a tensor that broadcasts to the output, by which the output is multiplied.
+        how: how to remove the output before the factor is applied; None keeps the output.
         seed: selects the other batch item for "resample".
     """
 
@@ -92,45 +92,45 @@ class OutputEdit(Edit):
         """
         heads = self.heads_of(out.shape[1])
         index = torch.tensor(heads, device=out.device)
-        own = out.index_select(1, index)
+        selected = out.index_select(1, index)
         if self.how in ("mean", "resample") and len(out) < 2:
             raise unsupported(f"how={self.how!r}", ["the batch has one item"], hint="how='zero', or a larger batch")
         if self.how == "zero":
-            own = torch.zeros_like(own)
+            selected = torch.zeros_like(selected)
         elif self.how == "mean":
-            own = own.mean(0, keepdim=True).expand_as(own)
+            selected = selected.mean(0, keepdim=True).expand_as(selected)
         elif self.how == "resample":
-            own = own.roll(1 + self.seed % (len(out) - 1), 0)
-        return out.index_copy(1, index, (own * self.factor).to(out.dtype))
+            selected = selected.roll(1 + self.seed % (len(out) - 1), 0)
+        return out.index_copy(1, index, (selected * self.factor).to(out.dtype))
 
 
 def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
     """Apply edits to the matrix of a call: first masks, then patterns, then changes to the output.
 
     Args:
-        edits: the edits of the layer, in the order in which they were made.
+        edits: the layer's edits, in the order in which they were added.
         make: returns the matrix of the call with an additional mask.
         matrix: the matrix of the call.
     """
     rules: dict[int, Mask] = {}
-    parts: list[HeadsOf] = []
+    parts: list[ReplacedHeads] = []
     changes: list[ChangeOutput] = []
     heads = matrix.shape[1]
     for edit in edits:
         edit.was_used = True
-        own = edit.heads_of(heads)
+        edited_heads = edit.heads_of(heads)
         if isinstance(edit, MaskEdit):
             rule = as_mask(edit.mask, matrix.shape)
-            rules.update((head, both(rules[head], rule) if head in rules else rule) for head in own)
+            rules.update((head, both(rules[head], rule) if head in rules else rule) for head in edited_heads)
         elif isinstance(edit, PatternEdit):
             assert edit.matrix is not None
-            parts.append(HeadsOf(own, _rows_for(edit.matrix, matrix)))
-            is_part = edit.matrix.shape[2] > matrix.shape[2]  # the call holds the first keys of the pattern's text
+            parts.append(ReplacedHeads(edited_heads, _rows_for(edit.matrix, matrix)))
+            is_part = edit.matrix.shape[2] > matrix.shape[2]  # the call contains the first keys of the pattern's text
             edit.used_rows = max(edit.used_rows, matrix.shape[3 if is_part else 2])
         elif isinstance(edit, OutputEdit):
             changes.append(edit.change)
     masked = [
-        HeadsOf(tuple(head for head in rules if rules[head] is rule), make(rule))
+        ReplacedHeads(tuple(head for head in rules if rules[head] is rule), make(rule))
         for rule in dict.fromkeys(rules.values())
     ]
     if len(masked) == 1 and len(masked[0].heads) == heads:
@@ -138,12 +138,12 @@ def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
     return EditedMatrix(matrix, [*masked, *parts], changes) if masked or parts or changes else matrix
 
 
-class _Rows(ByRows):
-    """The rows of a text's causal matrix for a decoding step, whose queries and keys are part of the text.
+class _StepRows(ByRows):
+    """The part of a text's causal matrix that corresponds to a decoding step within the text.
 
     Args:
         inner: the matrix of the whole text.
-        like: the matrix of the step, whose queries are aligned with its last keys.
+        like: the matrix of the decoding step; its last query is aligned with its last key.
     """
 
     def __init__(self, inner: Matrix, like: Matrix):
@@ -164,7 +164,7 @@ class _Rows(ByRows):
 
 
 def _rows_for(pattern: Matrix, matrix: Matrix) -> Matrix:
-    """Return the rows of a pattern that replace those of a call.
+    """Select the rows of a pattern that replace the matrix of a call.
 
     Raises:
         ValueError: the pattern does not fit the call.
@@ -175,6 +175,6 @@ def _rows_for(pattern: Matrix, matrix: Matrix) -> Matrix:
         if (own_q, own_kv) == (q_len, kv_len):
             return pattern
         if own_q == own_kv and q_len <= kv_len <= own_kv:  # a decoding step within the text of the pattern
-            return _Rows(pattern, matrix)
+            return _StepRows(pattern, matrix)
     rule = f"have the shape of the call, {list(matrix.shape)}, or come from a longer text"
     raise value_error("pattern", rule, list(pattern.shape), hint="record the pattern on a text of the same length")

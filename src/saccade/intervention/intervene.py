@@ -31,7 +31,7 @@ from saccade.support.validation import check_choice, check_type, is_integer, is_
 CALLED_AS = "intervene"  # the name in error messages
 
 Head = int | Sequence[int] | None
-"""The number of a head, several numbers, or None for all heads."""
+"""The index of a head, several indices, or None for all heads."""
 
 
 class intervene:  # noqa: N801  called like a function, as torch.no_grad is
@@ -49,11 +49,11 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         model: any torch model; unchanged.
 
     Raises:
-        ValueError, UnsupportedError: at the end, if an edited layer did not run; when the model runs, if an edit does
-            not fit a call, or the attention of an edited layer cannot be changed.
+        ValueError, UnsupportedError: at the end of the block, if an edited layer did not run; when the model runs, if
+            an edit does not fit a call, or if the attention of an edited layer cannot be changed.
 
     Cost: none for layers without edits, except that torch's encoder layers leave their fast path. An edited layer
-    computes its attention once, and the edited heads once more for each different mask or pattern.
+    computes its attention once, plus the edited heads once for each distinct mask or pattern.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
@@ -77,16 +77,16 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers whose attention has run within the block, in the order of their first calls."""
+        """Names of the layers that have run attention within the block, in the order of their first calls."""
         return tuple(self._layers)
 
     def mask(self, layer: str | int, head: Head, rule: object) -> None:
         """Cut edges: mask all pairs that ``rule`` does not allow. A query left without any key gets output 0.
 
         Args:
-            layer: name of a layer, with ``*`` for any characters; or its number, in the order in which layers first
+            layer: name of a layer, with ``*`` for any characters; or its index, in the order in which layers first
                 run.
-            head: the number of a head, several numbers, or None for all.
+            head: the index of a head, several indices, or None for all.
             rule: a mask, a bool tensor (True = may attend), or a function ``(b, h, q, kv) -> bool``; see
                 `saccade.attention`.
         """
@@ -94,50 +94,50 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             raise type_error("rule", "be a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool", kind(rule))
         if isinstance(rule, Tensor) and rule.dtype != torch.bool:
             raise type_error("rule", "be bool if it is a tensor (True = may attend)", str(rule.dtype))
-        self._add(MaskEdit(*_place(layer, head), mask=rule))
+        self._add(MaskEdit(*_checked_target(layer, head), mask=rule))
 
     def scale(self, layer: str | int, head: Head, factor: float | Tensor) -> None:
         """Multiply the output of heads by a factor; 0.0 removes them.
 
         Args:
             layer, head: see `mask`.
-            factor: a number, or a tensor that broadcasts to ``[batch, heads, q_len, value_dim]``, with the chosen heads
-                only. It may require a gradient.
+            factor: a number, or a tensor that broadcasts to ``[batch, heads, q_len, value_dim]``, where ``heads`` are
+                the chosen heads only. It may require a gradient.
         """
         if not (is_number(factor) or isinstance(factor, Tensor)):
             raise type_error("factor", "be a number or a tensor", kind(factor))
-        self._add(OutputEdit(*_place(layer, head), factor=factor))
+        self._add(OutputEdit(*_checked_target(layer, head), factor=factor))
 
     def ablate(self, layer: str | int, head: Head, how: How = "zero", *, seed: int = 0) -> None:
         """Remove the output of heads.
 
         Args:
             layer, head: see `mask`.
-            how: "zero"; "mean": the mean over the batch, at each position; "resample": the output of another item of
-                the batch.
-            seed: selects the other item, for "resample".
+            how: "zero"; "mean": the mean over the batch, at each position; "resample": the output of another batch
+                item.
+            seed: selects the other batch item for "resample".
         """
         check_choice("how", how, ("zero", "mean", "resample"))
         if not is_integer(seed) or seed < 0:
             raise value_error("seed", "be an integer of 0 or more", shown(seed))
-        self._add(OutputEdit(*_place(layer, head), how=how, seed=seed))
+        self._add(OutputEdit(*_checked_target(layer, head), how=how, seed=seed))
 
     def pattern(self, layer: str | int, head: Head, source: Recording | Matrix) -> None:
         """Replace the attention matrix of heads by that of another run, without gradient; values are unchanged.
 
         Args:
-            layer, head: see `mask`; a recording needs the name or number of a single layer.
-            source: a recording with queries and keys, of which the same layer is used; or a matrix with the same number
-                of heads. Its batch size is that of the call, or 1. Its text may be longer than a call, as needed for
-                calls with a cache; rows that no call used cause a warning at the end of the block.
+            layer, head: see `mask`; with a recording, the name or index of a single layer.
+            source: a matrix with the same number of heads; or a recording with queries and keys, from which the same
+                layer is used. Its batch size is that of the call, or 1. Its text may be longer than a call, as needed
+                for calls with a cache; rows that no call used cause a warning at the end of the block.
         """
         if isinstance(source, Recording):
             source = source[layer].matrix
         check_type("source", source, Matrix, "be a recording or a matrix")
-        self._add(PatternEdit(*_place(layer, head), matrix=source))
+        self._add(PatternEdit(*_checked_target(layer, head), matrix=source))
 
     def freeze(self, recording: Recording, layers: Iterable[str] | None = None) -> None:
-        """Use recorded patterns with new values, by applying `pattern` to all heads of each recorded layer.
+        """Combine recorded patterns with new values, by applying `pattern` to all heads of each recorded layer.
 
         Args:
             recording: a recording with queries and keys.
@@ -176,13 +176,13 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._stack = None
         unused = [edit for edit in self._edits if not edit.was_used]
         if exc_type is None and unused:
-            there = ", ".join(self._layers) or "none"
-            raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}")
+            ran = ", ".join(self._layers) or "none"
+            raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {ran}")
         if exc_type is None:
             self._warn_of_unused_rows()
 
     def _warn_of_unused_rows(self) -> None:
-        """Warn if a pattern is longer than the texts of all calls, which then used only its first rows."""
+        """Warn if a pattern is longer than the texts of all calls, so that they used only its first rows."""
         for edit in self._edits:
             if isinstance(edit, PatternEdit) and edit.matrix is not None and edit.used_rows < edit.matrix.shape[2]:
                 warnings.warn(
@@ -194,11 +194,11 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
                 return
 
     def _name(self, module: nn.Module, number: int) -> str:
-        """Return the layer name of attention call ``number`` in a module's forward pass."""
+        """Return the layer name for the attention call with index ``number`` in a module's forward pass."""
         return f"{self._names[module]}:{number}" if number else self._names[module]
 
     def _edits_of(self, name: str) -> list[Edit]:
-        """Return the edits of a layer; layers are numbered in the order of their first calls here."""
+        """Return the edits of a layer; the first call to this method for a layer assigns the layer's index."""
         number = [*self._layers].index(name) if name in self._layers else len(self._layers)
         self._layers.setdefault(name, 0)
         return [
@@ -218,11 +218,11 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         layers: Iterable[str] | None = None,
         how: How = "zero",
     ) -> Sweep:
-        """Ablate one head at a time, and measure the difference.
+        """Ablate one head at a time, and measure the effect.
 
         Args:
             model: any torch model.
-            measure: runs the model and returns a number, such as a loss or a difference of two logits.
+            measure: runs the model and returns a scalar, such as a loss or a logit difference.
             layers: names of layers, with ``*`` for any characters; all layers when None.
             how: see `ablate`.
 
@@ -233,20 +233,20 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         """
         check_type("model", model, nn.Module, "be a torch module")
         check_choice("how", how, ("zero", "mean", "resample"))
-        found = intervene(model)
-        found._counts_heads = True
-        with torch.no_grad(), found:
+        unedited = intervene(model)
+        unedited._counts_heads = True
+        with torch.no_grad(), unedited:
             baseline = float(measure())
         chosen = None if layers is None else tuple(layers)
         heads = [
             (name, head)
-            for name, count in found._layers.items()
+            for name, count in unedited._layers.items()
             if chosen is None or any(fnmatchcase(name, pattern) for pattern in chosen)
             for head in range(count)
         ]
         if not heads:
-            there = ", ".join(found.layers) or "none"
-            raise value_error("layers", "name layers whose attention runs", shown(chosen), hint=f"these ran: {there}")
+            ran = ", ".join(unedited.layers) or "none"
+            raise value_error("layers", "name layers whose attention runs", shown(chosen), hint=f"these ran: {ran}")
 
         def without(layer: str, head: int) -> float:
             with torch.no_grad(), intervene(model) as edit:
@@ -261,29 +261,31 @@ _ACTIVE: list[intervene] = []  # in the order in which they were entered
 
 def _active(module: nn.Module) -> list[intervene]:
     """Return the active interventions in models that contain a module."""
-    return [one for one in _ACTIVE if module in one._names]
+    return [intervention for intervention in _ACTIVE if module in intervention._names]
 
 
-def _is_last(intervention: intervene, module: nn.Module) -> bool:
-    """Return whether an intervention is the most recently entered of those in progress that contain a module."""
+def _is_most_recent(intervention: intervene, module: nn.Module) -> bool:
+    """Return whether an intervention is the most recently entered of a module's active interventions."""
     return _active(module)[-1:] == [intervention]
 
 
 def _edits_of(module: nn.Module, number: int) -> list[Edit]:
-    """Return the edits of all active interventions to attention call ``number`` in a module's forward pass."""
-    return [edit for one in _active(module) for edit in one._edits_of(one._name(module, number))]
+    """Return all active interventions' edits to the attention call with index ``number`` in a module's forward pass."""
+    return [
+        edit for intervention in _active(module) for edit in intervention._edits_of(intervention._name(module, number))
+    ]
 
 
 def _edited(module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix:
     """Return the edited matrix of a module that runs on saccade."""
-    for one in _active(module):
-        one._layers[one._name(module, 0)] = matrix.shape[1]
+    for intervention in _active(module):
+        intervention._layers[intervention._name(module, 0)] = matrix.shape[1]
     edits = _edits_of(module, 0)
     return edited(edits, make, matrix) if edits else matrix
 
 
-def _place(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | None]:
-    """Check the layer and the heads of an edit."""
+def _checked_target(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | None]:
+    """Check the layer and the heads of an edit, and return them; a single head becomes a tuple."""
     if not isinstance(layer, str) and not (is_integer(layer) and layer >= 0):
         raise type_error("layer", "be a name, or a number of 0 or more", shown(layer))
     if head is None:
@@ -291,7 +293,7 @@ def _place(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | No
     heads = (head,) if is_integer(head) else head
     if not isinstance(heads, Sequence) or isinstance(heads, str) or not heads or not all(map(is_integer, heads)):
         raise type_error("head", "be a number, a list of numbers, or None for all heads", shown(head))
-    return layer, tuple(int(one) for one in heads)
+    return layer, tuple(int(index) for index in heads)
 
 
 def _may_run_attention(module: nn.Module) -> bool:
@@ -303,7 +305,7 @@ def _may_run_attention(module: nn.Module) -> bool:
 
 
 def _run(call: CapturedCall) -> Any:
-    """Run a module, and pass the attention calls in its own code to each intervention."""
+    """Run a module, and let each intervention handle the attention calls in the module's own code."""
 
     def run(listeners: Sequence[Listener]) -> Any:
         if not listeners:
@@ -336,8 +338,8 @@ class _Calls:
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
         """Compute an attention call in a module's own code, if it has edits."""
-        if not _is_last(self._intervention, site.module):
-            return None  # the most recent intervention applies the edits of all
+        if not _is_most_recent(self._intervention, site.module):
+            return None  # the most recent intervention applies all edits
         number, site.calls = site.calls, site.calls + 1
         edits = _edits_of(site.module, number)
         if not edits and not self._intervention._counts_heads:
@@ -350,7 +352,7 @@ class _Calls:
         return Redirected(matrix.matmul(call.value, dropout_p=call.dropout_p), matrix)
 
     def leave(self, site: Site, reason: str) -> None:
-        """Raise if attention that cannot be edited belongs to an edited layer."""
+        """Raise if uneditable attention belongs to an edited layer."""
         number, site.calls = site.calls, site.calls + 1
         edits = _edits_of(site.module, number)
         for edit in edits:
@@ -359,7 +361,7 @@ class _Calls:
             raise unsupported(f"{site.name}, a {type(site.module).__name__}", [reason])
 
     def finish(self, site: Site) -> None:
-        """Do nothing: unused edits are reported at the end of the block."""
+        """Do nothing, because unused edits are reported at the end of the block."""
 
 
 class _Hook:
@@ -370,8 +372,8 @@ class _Hook:
 
     def __call__(self, mechanism: Mechanism, args: Any, kwargs: Any, matrix: Matrix) -> Matrix:
         module = self._holders[0] if len(self._holders) == 1 else mechanism
-        if not _is_last(self._intervention, module):
-            return matrix  # the most recent intervention applies the edits of all
+        if not _is_most_recent(self._intervention, module):
+            return matrix  # the most recent intervention applies all edits
 
         def make(rule: Mask | None) -> Matrix:
             both = joined(as_mask(kwargs.get("mask"), matrix.shape), rule)

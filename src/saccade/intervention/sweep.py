@@ -1,4 +1,4 @@
-"""Sweep: the effect of each head on a measure of a model."""
+"""Sweep: the effect of ablating each head on a measure of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class HeadEffect(NamedTuple):
 
     Attributes:
         layer: the name of the layer.
-        head: the number of the head.
+        head: the index of the head.
         value: the measure without the head.
         difference: ``value`` minus the measure of the whole model.
     """
@@ -23,7 +23,7 @@ class HeadEffect(NamedTuple):
 
 
 class Sweep(Sequence[HeadEffect]):
-    """The effect of each head of a model, in the order of the layers. It prints as a table, largest effects first.
+    """The effect of ablating each head of a model, by layer. It prints as a table, with the largest effects first.
 
     Attributes:
         baseline: the measure of the whole model.
@@ -34,7 +34,7 @@ class Sweep(Sequence[HeadEffect]):
         self._effects = tuple(effects)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a list with one dict per head, for instance for ``pandas.DataFrame``."""
+        """Return a list with one dict per head, such as ``pandas.DataFrame`` accepts."""
         return [effect._asdict() for effect in self]
 
     def strongest(self, count: int | None = None) -> list[HeadEffect]:
@@ -63,7 +63,7 @@ class Sweep(Sequence[HeadEffect]):
 
 
 def swept(baseline: float, heads: Iterable[tuple[str, int]], without: Callable[[str, int], float]) -> Sweep:
-    """Compute the effect of each head, using ``without(layer, head)``, which returns the measure without that head."""
+    """Compute the effect of each head; ``without(layer, head)`` returns the measure without that head."""
     effects = []
     for layer, head in heads:
         value = without(layer, head)

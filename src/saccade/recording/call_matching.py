@@ -1,4 +1,4 @@
-"""Match recorded calls with the earlier calls that they continue, such as the decoding steps of a generation."""
+"""Match each recorded call to the earlier call that it continues, as in the decoding steps of a generation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class CallEnd(NamedTuple):
-    """The last token and key of a recorded call, used to recognise the next call that continues it.
+    """The last token and key of a recorded call, for recognising a later call that continues it.
 
     Attributes:
         newest: the key of the last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.
-        last: the last key of the call, which differs from ``newest`` if the cache has free slots.
+        last: the last key of the call; it differs from ``newest`` if the cache has free slots.
         tokens: number of keys in the full text up to the last token.
         kv_len: number of keys in the call.
         position: position of the last query; None if batch items have different positions.
@@ -37,7 +37,7 @@ class CallEnd(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Matrix, first_column: int = 0) -> CallEnd:
-        """Return the mark of a call from its matrix, whose first key has index ``first_column`` in the full text."""
+        """Return the `CallEnd` of a call, given its matrix and the index of its first key in the full text."""
         kv_len, key = matrix.shape[3], _key_of(matrix)
         if key is None or not kv_len:
             return cls(None, None, kv_len, kv_len, None)
@@ -46,7 +46,7 @@ class CallEnd(NamedTuple):
         return cls(newest, last, first_column + index + 1, kv_len, _position_of_last(matrix))
 
     def extended(self, matrix: Matrix) -> int | None:
-        """Return the index of another call's first key if that call appends keys to this call's keys, or None.
+        """Return the full-text index of a later call's first key if that call extends this call's keys, or None.
 
         In self-attention, the key of the last token comes directly before the keys of the new tokens.
         """
@@ -63,9 +63,9 @@ class CallEnd(NamedTuple):
         return first if first >= 0 else None
 
     def repeated(self, matrix: Matrix) -> int | None:
-        """Return the index of another call's first key if that call has the same keys as this call, or None.
+        """Return the full-text index of a later call's first key if that call has the same keys as this call, or None.
 
-        The keys stay the same in cross-attention, where each decoding step only has new queries.
+        In cross-attention, the keys stay the same, and each decoding step has only new queries.
         """
         key = _key_of(matrix)
         if self.last is None or key is None or matrix.shape[3] != self.kv_len or not self._is_alike(key):
@@ -79,7 +79,7 @@ class CallEnd(NamedTuple):
         return key[:, :, 0].shape == self.newest.shape and key.dtype == self.newest.dtype
 
     def _is_before(self, matrix: Matrix) -> bool:
-        """Return whether another call comes later: its last query has a later position, or it has more keys."""
+        """Return whether this call precedes another one: the other's last query is later, or it has more keys."""
         position = _position_of_last(matrix)
         has_moved = self.position is not None and position is not None and position > self.position
         return has_moved or matrix.shape[3] > self.kv_len
@@ -117,21 +117,21 @@ _REMEMBERED = 64  # maximum number of threads per layer; if there are more, the 
 class CallEnds:
     """The `CallEnd` of the last call to each layer in each thread, to recognise the calls that continue it.
 
-    A call continues a run if it adds keys to the keys of the run's last call. Cross-attention adds no keys, so a call
-    with the same keys continues a run only during a generation, that is, if the preceding self-attention in the same
-    thread continued a run. Without this condition, two passes over the same input would become one run.
+    A call continues a run if it adds keys to those of the run's last call. Cross-attention adds no keys, so a call with
+    the same keys continues a run only during a generation, that is, if the preceding self-attention call in the same
+    thread continued a run. Without this condition, two passes over the same input would be merged into one run.
 
-    This class is not thread-safe; the collector holds a lock while it uses it.
+    This class is not thread-safe, so the collector holds a lock while using it.
     """
 
     def __init__(self) -> None:
-        # For each layer, the mark of each thread's last call, newest last. Unselected layers have no runs.
+        # For each layer, each thread's last call, newest last. Unselected layers have no runs.
         self._ends: dict[str, dict[int, tuple[Run | None, CallEnd]]] = {}
         self._is_step: dict[int, bool] = {}
         self._skipped: dict[int, tuple[str, Callable[[], Matrix]]] = {}
 
     def skip(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Store a call to an unselected layer, which may show that the thread's next call belongs to a generation."""
+        """Store a call to an unselected layer, because it may show that the thread is running a generation."""
         self._skipped[threading.get_ident()] = (name, make)
 
     def forget_skipped(self) -> None:
@@ -139,34 +139,34 @@ class CallEnds:
         self._skipped.clear()
 
     def continued(self, name: str, matrix: Matrix) -> tuple[Run | None, int]:
-        """Return the run that a call continues, preferably in the same thread, and the call's first column in it.
+        """Return the run that a call continues, and the index of the call's first key in that run.
 
-        If the call continues no run, the run is None.
+        Runs of the same thread are preferred. If the call continues no run, the run is None.
         """
         thread_id = threading.get_ident()
         skipped = self._skipped.pop(thread_id, None)
         run, first_column = self._match(name, matrix, lambda call_end: call_end.extended(matrix))
         if run is None and skipped is not None and matrix.shape[2] != matrix.shape[3]:
-            self._follow(*skipped)
+            self._match_skipped(*skipped)
         if run is None and self._is_step.get(thread_id):
             run, first_column = self._match(name, matrix, lambda call_end: call_end.repeated(matrix))
         self._is_step[thread_id] = run is not None
         return run, first_column
 
     def end(self, name: str, run: Run | None, matrix: Matrix, first_column: int) -> None:
-        """Store the mark of a layer's call, so that the layer's next call can be recognised as its continuation."""
+        """Store the end of a layer's call, so that the layer's next call can be recognised as a continuation."""
         ends = self._ends.setdefault(name, {})
         ends.pop(threading.get_ident(), None)
         ends[threading.get_ident()] = (run, CallEnd.of(matrix, first_column))
         for oldest in [*ends][:-_REMEMBERED]:
             del ends[oldest]
 
-    def _follow(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Record whether the call to an unselected layer is part of a generation."""
+    def _match_skipped(self, name: str, make: Callable[[], Matrix]) -> None:
+        """Determine whether the stored call to an unselected layer is part of a generation."""
         thread_id = threading.get_ident()
         try:
             matrix = make()
-        except UnsupportedError:  # unknown for a layer without a matrix
+        except UnsupportedError:  # without a matrix, this is unknown
             return
         first_columns = (call_end.extended(matrix) for _, call_end in self._ends.get(name, {}).values())
         first_column = next((first for first in first_columns if first is not None), None)
@@ -180,6 +180,6 @@ class CallEnds:
             run, call_end = ends[thread]
             first_column = first_of(call_end) if run is not None and run._can_continue(matrix) else None
             if first_column is not None:
-                del ends[thread]  # no other call continues from there
+                del ends[thread]  # no other call can continue this one
                 return run, first_column
         return None, 0

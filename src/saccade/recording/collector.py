@@ -1,4 +1,4 @@
-"""Collector: receive each captured call to a layer and add it to a recording."""
+"""Collector: receive captured calls and add them to a recording."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Selection:
     """The layers and heads that a recording selects.
 
     Args:
-        layers: numbers of layers, in the order of their first calls, or names of modules, where ``*`` matches
+        layers: indices of layers, in the order of their first calls, or names of modules, where ``*`` matches
             anything; None for all layers.
-        heads: numbers of heads; None for all heads.
+        heads: indices of heads; None for all heads.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or is an empty list.
     """
 
     def __init__(self, layers: object, heads: object):
-        chosen = _listed(layers, "layers", (int, str))
-        self._numbers = None if chosen is None else {x for x in chosen if isinstance(x, int)}
+        chosen = _as_list(layers, "layers", (int, str))
+        self._indices = None if chosen is None else {x for x in chosen if isinstance(x, int)}
         self._patterns = () if chosen is None else tuple(x for x in chosen if isinstance(x, str))
-        numbers = _listed(heads, "heads", (int,))
-        self.heads = None if numbers is None else tuple(int(x) for x in numbers)  # type: ignore[call-overload]
+        indices = _as_list(heads, "heads", (int,))
+        self.heads = None if indices is None else tuple(int(x) for x in indices)  # type: ignore[call-overload]
         if self.heads is not None and len(set(self.heads)) < len(self.heads):
             raise value_error("heads", "contain each head once", list(self.heads))
         self._known: dict[str, int] = {}
@@ -48,24 +48,25 @@ class Selection:
     def has_layer(self, name: str) -> bool:
         """Return whether a layer is selected for recording.
 
-        Layers are numbered in the order in which this method is first called for them, so it must be called for every
+        The order of the first calls to this method determines the indices of layers, so it must be called for every
         layer that runs.
         """
-        number = self._known.setdefault(name, len(self._known))
-        if self._numbers is None:
+        index = self._known.setdefault(name, len(self._known))
+        if self._indices is None:
             return True
         patterns = [pattern for pattern in self._patterns if pattern == name or fnmatchcase(name, pattern)]
         self._used.update(patterns)
-        if number in self._numbers:
-            self._used.add(number)
-        return number in self._numbers or bool(patterns)
+        if index in self._indices:
+            self._used.add(index)
+        return index in self._indices or bool(patterns)
 
     def may_select(self, name: str) -> bool:
-        """Return whether a module without a recorded call may be one of the selected layers.
+        """Return whether a module that could not be recorded may be one of the selected layers.
 
-        If layers are selected by number, it may be, because such a module has no number.
+        If layers are selected by index, it may be, because the index of such a module is unknown.
         """
-        return self._numbers is None or bool(self._numbers) or any(fnmatchcase(name, one) for one in self._patterns)
+        is_named = any(fnmatchcase(name, pattern) for pattern in self._patterns)
+        return self._indices is None or bool(self._indices) or is_named
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -74,12 +75,12 @@ class Selection:
 
     @property
     def unused(self) -> list[int | str]:
-        """Selected numbers and names that match no called layer."""
-        chosen: list[int | str] = [*sorted(self._numbers or ()), *self._patterns]
-        return [one for one in chosen if one not in self._used]
+        """Selected indices and names that match no called layer."""
+        chosen: list[int | str] = [*sorted(self._indices or ()), *self._patterns]
+        return [selected for selected in chosen if selected not in self._used]
 
 
-def _listed(selection: object, name: str, kinds: tuple[type, ...]) -> list[object] | None:
+def _as_list(selection: object, name: str, kinds: tuple[type, ...]) -> list[object] | None:
     if selection is None:
         return None
     listed = (
@@ -100,13 +101,13 @@ def _listed(selection: object, name: str, kinds: tuple[type, ...]) -> list[objec
 
 
 class KeepOptions(NamedTuple):
-    """The data to record for each call.
+    """Options from the ``keep`` argument of `record`: which data to store for each call.
 
     Attributes:
-        statistics: statistics to compute.
-        summaries: whether to record all statistics of a summary.
-        matrices: whether to record queries and keys.
-        gradients: whether to record gradients with respect to the weights in the backward pass.
+        statistics: the statistics to compute.
+        summaries: whether to compute all statistics of a summary.
+        matrices: whether to store queries and keys.
+        gradients: whether to store the backward pass's gradients with respect to the attention weights.
     """
 
     statistics: tuple[Statistic[Any, Any], ...]
@@ -119,7 +120,7 @@ class Collector:
     """A collector that receives captured calls from any thread and adds them to ``runs``.
 
     Args:
-        options: the data to record for each call.
+        options: which data to store for each call.
         selection: the layers and heads to record.
         callback: called with each matrix, unless it is None.
     """
@@ -142,16 +143,16 @@ class Collector:
         if self._callback is not None:
             self._callback(name, matrix)
         if any(self._options):
-            self._take(name, matrix, captured.output)
+            self._add_results(name, matrix, captured.output)
 
     def end(self) -> None:
-        """Stop recording; calls that are still running in other threads are not recorded."""
+        """Stop recording; calls still running in other threads are not recorded."""
         with self._lock:
             self._is_over = True
             self._ends.forget_skipped()
 
-    def _take(self, name: str, matrix: Matrix, output: AnyOutput | None) -> None:
-        # Compute before locking, so that a failure leaves no incomplete call and threads run in parallel.
+    def _add_results(self, name: str, matrix: Matrix, output: AnyOutput | None) -> None:
+        # Compute before locking, so that threads run in parallel and a failure leaves no incomplete call.
         summary, statistics = statistics_of(matrix) if self._options.summaries else (None, None)
         results = matrix.compute(*self._options.statistics)
         baselines = self._baselines.of(matrix, self._options.statistics)

@@ -1,4 +1,4 @@
-"""Matrices derived from recorded matrices: selected heads of a matrix, and the concatenated rows of several calls."""
+"""Matrices derived from recorded ones: selected heads of a matrix, or the concatenated rows of several calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALLED_AS = "record"  # in errors
 
 
 class ChosenHeads(DerivedMatrix):
-    """A view of selected heads of a matrix, in the given order, without copies.
+    """A view of selected heads of a matrix, in the order of ``heads``, without copies.
 
     Args:
         matrix: the matrix with all heads.
@@ -48,15 +48,15 @@ class ChosenHeads(DerivedMatrix):
 
     @property
     def kv_heads(self) -> int:
-        """Number of selected heads, because a product needs values for each selected head."""
+        """Number of selected heads, because a product takes separate values for each selected head."""
         return len(self.heads)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
-        for number, own in enumerate(self.heads):
-            if head is None or head == number:
-                for block in self.inner.blocks(batch, own, rows):
-                    yield block._replace(heads=slice(number, number + 1))
+        for index, inner_head in enumerate(self.heads):
+            if head is None or head == index:
+                for block in self.inner.blocks(batch, inner_head, rows):
+                    yield block._replace(heads=slice(index, index + 1))
 
     def uniform(self) -> Matrix:
         return ChosenHeads(self.inner.uniform(), self.heads)
@@ -66,7 +66,7 @@ class ChosenHeads(DerivedMatrix):
 
 
 class JoinedMatrices(DerivedMatrix):
-    """A matrix with the rows of several calls, such as a prompt followed by one row per decoded token.
+    """The concatenated rows of several calls, such as a prompt and then one row per decoded token.
 
     Args:
         matrices: the matrices of the calls, in order, with equal batches and heads.
@@ -122,9 +122,11 @@ class JoinedMatrices(DerivedMatrix):
         start = 0
         for matrix, first in self._parts:
             q_len = matrix.shape[2]
-            own = range(q_len) if rows is None else range(max(rows.start - start, 0), min(rows.stop - start, q_len))
-            if len(own):
-                for block in matrix.blocks(batch, head, own):
+            part_rows = (
+                range(q_len) if rows is None else range(max(rows.start - start, 0), min(rows.stop - start, q_len))
+            )
+            if len(part_rows):
+                for block in matrix.blocks(batch, head, part_rows):
                     yield block._replace(
                         rows=shift_range(block.rows, start),
                         columns=tuple(shift_range(span, first) for span in block.columns),
@@ -133,7 +135,7 @@ class JoinedMatrices(DerivedMatrix):
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
-    """Return a matrix with only the selected heads of a matrix, in the given order.
+    """Select heads of a matrix, in the order of ``heads``.
 
     Args:
         matrix: the matrix with all heads.
@@ -145,39 +147,39 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     Cost: for softmax attention and recurrences, the queries and keys of these heads are copied. For any other matrix
     nothing is copied, and heads are computed one at a time.
     """
-    there = matrix.shape[1]
-    if not all(0 <= head < there for head in heads):
-        raise value_error("heads", f"be from 0 to {there - 1}", list(heads))
+    num_heads = matrix.shape[1]
+    if not all(0 <= head < num_heads for head in heads):
+        raise value_error("heads", f"be from 0 to {num_heads - 1}", list(heads))
     if isinstance(matrix, RecurrenceMatrix):
         return matrix.of_heads(heads)
     if not isinstance(matrix, AttentionMatrix):
         return ChosenHeads(matrix, heads)
-    given = matrix.inputs
-    if given.tile_function is not None or given.modification is not None:
+    inputs = matrix.inputs
+    if inputs.tile_function is not None or inputs.modification is not None:
         return ChosenHeads(matrix, heads)
-    own = list(heads)
-    bias, rule, share = given.bias, given.rule, there // given.key.shape[1]
+    index = list(heads)
+    bias, rule, share = inputs.bias, inputs.rule, num_heads // inputs.key.shape[1]
     if bias is not None and bias.source.shape[1] > 1:
-        bias = bias.of(bias.source[:, own])
-    if rule.shape[1] > 1 or rule.calls_functions:  # functions may depend on the head without showing it in the shape
+        bias = bias.of(bias.source[:, index])
+    if rule.shape[1] > 1 or rule.calls_functions:  # a function may depend on the head even if the shape does not show it
         if isinstance(rule, PositionedMask):  # only its inner mask is replaced
-            rule = dataclasses.replace(rule, mask=_OfHeads(rule.mask, tuple(own)))
+            rule = dataclasses.replace(rule, mask=_MaskOfHeads(rule.mask, tuple(index)))
         else:
-            rule = _OfHeads(rule, tuple(own))
-    few = given.replaced(
-        shape=(given.shape[0], len(own), *given.shape[2:]),
-        query=given.query[:, own],
-        key=given.key[:, [head // share for head in own]],
-        sink_logit=None if given.sink_logit is None else given.sink_logit[own],
+            rule = _MaskOfHeads(rule, tuple(index))
+    selected = inputs.replaced(
+        shape=(inputs.shape[0], len(index), *inputs.shape[2:]),
+        query=inputs.query[:, index],
+        key=inputs.key[:, [head // share for head in index]],
+        sink_logit=None if inputs.sink_logit is None else inputs.sink_logit[index],
         bias=bias,
         rule=rule,
     )
-    return matrix_from_inputs(few, matrix.impl)
+    return matrix_from_inputs(selected, matrix.impl)
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfHeads(Mask):
-    """A mask restricted to selected heads of a mask that distinguishes heads."""
+class _MaskOfHeads(Mask):
+    """Selected heads of a mask that differs between heads."""
 
     mask: Mask
     heads: tuple[int, ...]

@@ -20,7 +20,7 @@ _UNKNOWN = "its values are not available, as in recurrences, with nested tensors
 
 
 class GradientsOfCalls:
-    """A collector of the gradients with respect to the weights of all calls of a run, filled by the backward pass.
+    """The gradients with respect to the weights of a run's calls, collected during the backward pass.
 
     Args:
         name: the name of the layer.
@@ -29,49 +29,49 @@ class GradientsOfCalls:
     def __init__(self, name: str):
         self._name = name
         self._first_columns: list[int] = []
-        self._found: dict[int, Matrix] = {}
+        self._gradients: dict[int, Matrix] = {}
         self._refused: dict[int, str] = {}
 
     def watch(self, output: AnyOutput | None, first_column: int, heads: Sequence[int] | None) -> None:
-        """Record the gradient of another call when the backward pass computes it.
+        """Request the gradient of the next call, to store it when the backward pass computes it.
 
         Args:
             output: the output of the call; None if it is unknown.
             first_column: index of the call's first key in the full text.
-            heads: numbers of the recorded heads; None for all.
+            heads: indices of the recorded heads; None for all.
         """
-        number = len(self._first_columns)
+        index = len(self._first_columns)
         self._first_columns.append(first_column)
         if output is None:
-            self._refused[number] = _UNKNOWN
+            self._refused[index] = _UNKNOWN
             return
-        output.watch(functools.partial(self._receive, number, heads), functools.partial(self._refuse, number))
+        output.watch(functools.partial(self._receive, index, heads), functools.partial(self._refuse, index))
 
-    def _receive(self, number: int, heads: Sequence[int] | None, gradient: Matrix) -> None:
-        before = self._found.get(number)  # of an earlier backward pass
+    def _receive(self, index: int, heads: Sequence[int] | None, gradient: Matrix) -> None:
+        before = self._gradients.get(index)  # from an earlier backward pass
         gradient = gradient if heads is None else chosen_heads(gradient, heads)
-        self._found[number] = gradient if before is None else before + gradient
+        self._gradients[index] = gradient if before is None else before + gradient
 
-    def _refuse(self, number: int, reason: str) -> None:
-        self._refused[number] = reason
+    def _refuse(self, index: int, reason: str) -> None:
+        self._refused[index] = reason
 
     def matrix(self) -> Matrix:
-        """Return the gradient with respect to the weights of all calls.
+        """Return the gradient with respect to the weights of all calls as one matrix.
 
         Raises:
             UnsupportedError: the gradient is unknown, or no backward pass has run.
         """
         reasons = [f"the gradient of {self._name} is unknown: {reason}" for reason in {*self._refused.values()}]
-        if not reasons and len(self._found) < len(self._first_columns):
+        if not reasons and len(self._gradients) < len(self._first_columns):
             reasons = [f"no backward pass has reached {self._name}"]
         if reasons:
             raise unsupported("the recording", reasons, hint="call loss.backward() after the recorded forward pass")
-        found = [self._found[number] for number in range(len(self._first_columns))]
-        return found[0] if len(found) == 1 else JoinedMatrices(found, self._first_columns)
+        gradients = [self._gradients[index] for index in range(len(self._first_columns))]
+        return gradients[0] if len(gradients) == 1 else JoinedMatrices(gradients, self._first_columns)
 
 
 class Gradients(Mapping[str, Matrix]):
-    """Gradients of a loss with respect to the attention weights of each layer's last run, by layer name.
+    """A mapping from layer names to the gradients with respect to the attention weights of each layer's last run.
 
     ``gradients[name]`` or ``gradients[number]`` is ``dL/dA``, a lazy matrix with the shape of the run's matrix. The
     gradients of several backward passes are added, as in ``tensor.grad``.

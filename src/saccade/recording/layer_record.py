@@ -1,4 +1,4 @@
-"""Run: the recorded data of one layer, for a sequence of calls that each continue the one before."""
+"""Run: the recorded data of one layer for a sequence of calls, each of which continues the previous one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Call(NamedTuple):
         summary: the summary, if it was recorded; None if rows are not distributions.
         statistics: statistics of each query and key by name, if they were recorded; see `Run.statistics`.
         uniform: uniform baselines of `answers`, in the same order; None for those that were not computed.
-        sees: which queries may attend to at least one key, bool ``[batch, heads, q_len]``; None if unknown.
+        sees: True for queries that may attend to at least one key, bool ``[batch, heads, q_len]``; None if unknown.
     """
 
     shape: tuple[int, int, int, int]
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
-    """Return the summary of a recorded matrix (None if its rows are not distributions) and its statistics by name."""
+    """Return a matrix's summary (None if its rows are not distributions) and its statistics by name."""
     if not (matrix.is_stochastic or isinstance(matrix, AttentionMatrix)):
         return None, plain_statistics(matrix)
     summary = matrix.summary()
@@ -57,7 +57,7 @@ def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
 
 
 class Run:
-    """The recorded data of one layer for a forward pass, or for a prompt and all tokens decoded after it.
+    """The recorded data of one layer, for a forward pass or for a whole generation (prompt and decoded tokens).
 
     Attributes:
         name: name of the layer.
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def matrix(self) -> Matrix:
-        """Matrix of all calls, built from the recorded queries and keys.
+        """The matrix of all calls, built from the recorded queries and keys.
 
         Raises:
             UnsupportedError: queries and keys were not recorded.
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def gradient(self) -> Matrix:
-        """Gradient of the loss with respect to the weights of all calls, as a lazy matrix with the shape of `matrix`.
+        """The gradient of the loss with respect to the weights of all calls, a lazy matrix with the shape of `matrix`.
 
         Raises:
             UnsupportedError: gradients were not recorded, no backward pass has run, or the gradient is unknown.
@@ -137,9 +137,9 @@ class Run:
             if self._stored is None:
                 raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
             return statistics_of(self._stored.matrix())[1]
-        received = joined_sums([one["received"] for one in kept], [call.first_column for call in self.calls])
+        received = joined_sums([values["received"] for values in kept], [call.first_column for call in self.calls])
         return {
-            **{name: torch.cat([one[name] for one in kept], 2) for name in kept[0] if name != "received"},
+            **{name: torch.cat([values[name] for values in kept], 2) for name in kept[0] if name != "received"},
             "received": received,
         }
 
@@ -170,7 +170,7 @@ class Run:
         raise unsupported("a summary", [reason], hint=hint)
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Return statistics of the run: those computed while recording, or any if queries and keys were recorded.
+        """Return statistics of the run: any statistics if queries and keys were recorded, else those already computed.
 
         Args:
             statistics: statistics from `saccade.statistics`, or custom ones.
@@ -183,7 +183,7 @@ class Run:
         """
         check_statistics(statistics)
         if self._stored is not None and not (
-            len(self.calls) == 1 and all(one in self._statistics for one in statistics)
+            len(self.calls) == 1 and all(statistic in self._statistics for statistic in statistics)
         ):
             return self.matrix.compute(*statistics)
         return tuple(self._result(statistic) for statistic in statistics)
@@ -196,7 +196,7 @@ class Run:
 
         Raises:
             UnsupportedError: a statistic has no baseline (such as the largest logit), or its baseline was not computed
-                while recording, which is done for statistics with a number per query, key or head.
+                while recording. Recording computes baselines of statistics with one number per query, key or head.
 
         Cost: none for recorded baselines; otherwise that of the statistics. See `saccade.Matrix.uniform`.
         """
@@ -208,10 +208,12 @@ class Run:
     def _baseline(self, statistic: Statistic[Any, Any]) -> Any:
         if statistic not in self._statistics:
             raise self._missing(f"{statistic} was not computed while recording", "add it to keep=")
-        found = [call.uniform[self._statistics.index(statistic)] for call in self.calls]
-        if any(one is None for one in found):
+        baselines = [call.uniform[self._statistics.index(statistic)] for call in self.calls]
+        if any(baseline is None for baseline in baselines):
             raise self._missing(f"no uniform baseline of {statistic} was computed while recording")
-        return found[0] if len(found) == 1 else joined_results(statistic, found, [x.first_column for x in self.calls])
+        if len(baselines) == 1:
+            return baselines[0]
+        return joined_results(statistic, baselines, [call.first_column for call in self.calls])
 
     @property
     def _has_statistics(self) -> bool:
@@ -224,11 +226,11 @@ class Run:
                 return LargestWeight().uniform(self._stored.matrix()) > 0
             except UnsupportedError:  # no mask is known
                 return None
-        found = [call.sees for call in self.calls]
-        return None if any(one is None for one in found) else torch.cat([one for one in found if one is not None], 2)
+        visible = [call.sees for call in self.calls if call.sees is not None]
+        return torch.cat(visible, 2) if len(visible) == len(self.calls) else None
 
     def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Call `compute`, under its former name."""
+        """Call `compute`; this is its former name."""
         return self.compute(*statistics)
 
     def _result(self, statistic: Statistic[Any, Any]) -> Any:
@@ -237,7 +239,7 @@ class Run:
             if len(answers) == 1:
                 return answers[0]
             return joined_results(statistic, answers, [call.first_column for call in self.calls])
-        name = next((own for known, own in _IN_SUMMARY.items() if known == statistic), "")
+        name = next((key for known, key in _IN_SUMMARY.items() if known == statistic), "")
         if self.calls[0].statistics is not None and name in self.statistics:
             return self.statistics[name]
         raise self._missing(f"{statistic} was not computed while recording", "add it to keep=")
@@ -247,7 +249,7 @@ class Run:
         return unsupported("the recording", [reason], hint=hint)
 
     def __copy__(self) -> Run:
-        """Return a snapshot of the run, to which later calls are not added."""
+        """Return a snapshot of the run; later calls are not added to it."""
         copied = Run(self.name, self._statistics, self._stored, self.gradients)
         copied.calls, copied._last_kind = [*self.calls], self._last_kind
         return copied

@@ -1,4 +1,4 @@
-"""Merge the statistics of several recorded calls into one result for all their rows."""
+"""Merge the statistics of several recorded calls into those of all their rows."""
 
 from __future__ import annotations
 
@@ -47,34 +47,34 @@ def joined_results(statistic: Statistic[Any, Any], answers: Sequence[Any], first
 
 
 def joined_sums(sums: Sequence[Tensor], first_columns: Sequence[int]) -> Tensor:
-    """Add column sums of several calls, each ``[batch, heads, kv_len]``, to get the sums over all their rows."""
+    """Add the column sums of several calls, each ``[batch, heads, kv_len]``, at each call's first column."""
     placed = list(zip(first_columns, sums, strict=True))
-    total = sums[0].new_zeros(*sums[0].shape[:2], max(first + own.shape[2] for first, own in placed))
-    for first, own in placed:
-        total[:, :, first : first + own.shape[2]] += own
+    total = sums[0].new_zeros(*sums[0].shape[:2], max(first + part.shape[2] for first, part in placed))
+    for first, part in placed:
+        total[:, :, first : first + part.shape[2]] += part
     return total
 
 
 def joined_summary(summaries: Sequence[Summary], first_columns: Sequence[int], rows: dict[str, Tensor]) -> Summary:
-    """Merge the summaries of several calls into one, as if all their rows had been one matrix.
+    """Merge the summaries of several calls into one, as if their rows formed a single matrix.
 
     Args:
         summaries: the summaries of the calls, in order.
         first_columns: index of the first key of each call among the keys of all calls.
-        rows: statistics of all queries and keys by name; see `Run.statistics`.
+        rows: the merged statistics of queries and keys by name; see `Run.statistics`.
     """
-    answers = {name: own for name, own in rows.items() if name != "effective_tokens"}
+    answers = {name: values for name, values in rows.items() if name != "effective_tokens"}
     if "entropy" in rows:
         count = (rows["largest_weight"] > 0).sum(-1).clamp_min(1)
         received, entropy = (rows[name].to(widest_dtype(count.device)) for name in ("received", "entropy"))
         mean = torch.special.entr(received / count[..., None]).sum(-1)
         information = (mean - entropy.sum(-1) / count).clamp_min(0.0)
         answers["position_information"] = information.to(rows["entropy"].dtype)
-    return summary_of_results(answers, _joined_uniform([one.uniform for one in summaries], first_columns))
+    return summary_of_results(answers, _joined_uniform([summary.uniform for summary in summaries], first_columns))
 
 
 def _joined_uniform(parts: Sequence[Uniform], first_columns: Sequence[int]) -> Uniform:
-    """Merge the uniform baselines of several calls; masks may differ between batch items and heads in some of them."""
+    """Merge the uniform baselines of several calls; some may have separate values for batch items and heads."""
     size = [max(part.visible.shape[axis] for part in parts) for axis in range(2)]
 
     def together(tensors: Sequence[Tensor]) -> Tensor:
@@ -95,14 +95,14 @@ def _stacked(answers: Sequence[Any], axes: Sequence[int]) -> Any:
 
 
 def _row_axes(statistic: Statistic[Any, Any]) -> list[int | None]:
-    """Return the axis of the rows in each tensor of a statistic's result; None if rows cannot be concatenated.
+    """Return the row axis of each tensor in a statistic's result; None if rows cannot be concatenated.
 
-    The axes are determined from the result for a matrix with four different sizes, before any rows are added.
+    To identify the axes, compute the empty result for a matrix whose four sizes are distinct.
     """
     info = MatrixInfo(_PROBE, torch.float32, torch.device("cpu"))
-    found: list[int | None] = []
+    row_axes: list[int | None] = []
     for leaf in tree_flatten(statistic.finish(statistic.start(info)))[0]:
         shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
-        rows = [axis for axis, size in enumerate(shape) if size == _PROBE[2]]
-        found.append(rows[0] if len(rows) == 1 and _PROBE[3] not in shape else None)
-    return found
+        candidates = [axis for axis, size in enumerate(shape) if size == _PROBE[2]]
+        row_axes.append(candidates[0] if len(candidates) == 1 and _PROBE[3] not in shape else None)
+    return row_axes

@@ -1,4 +1,4 @@
-"""record(): record the attention of an unchanged model while it runs."""
+"""record(): record the attention of a model while it runs unchanged."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from saccade.support.validation import check_type
 
 CALLED_AS = "record"  # in errors
 
-_SHOWN = 8
+_MAX_SHOWN = 8
 _LIBRARY_HINTS = {
     "timm": "call timm.layers.set_fused_attn(True, experimental=True) before creating the model",
     "transformers": 'model.set_attn_implementation("sdpa") if the model supports it',
 }
 
 Keep = Literal["statistics", "topk", "pooled", "qk", "gradients"] | Statistic[Any, Any]
-"""Names of the data to store for each call: groups of statistics, queries and keys, or gradients."""
+"""The data to store for each call: a statistic, or the name of a group of statistics or tensors."""
 
 _STATISTICS: dict[str, tuple[Statistic[Any, Any], ...]] = {
     "statistics": (),
@@ -67,9 +67,8 @@ def record(
     The recorded matrix has the mask, mechanism and bias that were used. Weights are those of the softmax, before
     dropout. Recurrent layers of transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention)
     are recorded as the matrices that they are equivalent to. ``output_attentions`` is never set, and no n × n matrix is
-    built. Modules that multiply the result of a softmax, have "attention" in their class name or are recurrent layers
-    of this kind, but ran without being recorded, are listed in an `UnrecordedLayersWarning` and in
-    ``recording.not_recorded``.
+    built. An `UnrecordedLayersWarning` and ``recording.not_recorded`` list modules that ran without being recorded
+    although they multiply the result of a softmax, have "attention" in their class name, or are such recurrent layers.
 
     A call is recorded if it begins and ends within the block, in any thread. It continues the layer's last call in the
     same thread if it adds keys to that call's keys. Several recordings of a model may overlap in any way, and each of
@@ -77,9 +76,9 @@ def record(
 
     Args:
         model: any torch model.
-        layers: the attention layers to record: numbers, in the order of their first calls, or names of modules, where
+        layers: the attention layers to record: indices, in the order of their first calls, or names of modules, where
             ``*`` matches anything; all layers when None.
-        heads: numbers of the heads to record; all heads when None.
+        heads: indices of the heads to record; all heads when None.
         keep: the data to store for each call: statistics from `saccade.statistics`, or names. "statistics": all
             statistics of a summary (entropy, masses, distance, attention received, …) with its uniform baseline; if
             rows are not distributions, only those defined for any weights. "topk": the 8 strongest keys of each query.
@@ -94,11 +93,11 @@ def record(
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before the model runs.
-        UnsupportedError: at the end, if no attention layer or not every named layer was recorded, if a layer changes
-            its matrix in an unsupported way, or if a recurrent layer continues from a state that no recorded call left.
+        UnsupportedError: at the end, if no attention layer was recorded, or a selected one was not; when the model
+            runs, if a layer computes an unsupported matrix, or a recurrent layer continues from an unrecorded state.
 
     Cost: passes over the matrix for the statistics (see `saccade.Matrix.summary`, `saccade.Matrix.compute`) and
-    O(length) memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
+    O(length) memory; for "qk", a copy of O(length · width), the better choice for long generations.
     ``nn.MultiheadAttention`` projects queries and keys a second time.
 
     Example:
@@ -132,19 +131,19 @@ def _recording(model: nn.Module, collector: Collector, selection: Selection) -> 
     not_recorded = {name: kind for name, kind in capture.not_recorded.items() if selection.may_select(name)}
     _check_recorded(model, selection, not_recorded)
     if not_recorded:
-        # The frames above this one are contextlib's and that of the `with` statement.
+        # Skip the frames of contextlib, to point at the `with` statement.
         warnings.warn(f"record: {_describe(not_recorded)}.", UnrecordedLayersWarning, stacklevel=3)
 
 
 def _describe(not_recorded: dict[str, str]) -> str:
-    shown = [f"{name} ({kind})" for name, kind in [*not_recorded.items()][:_SHOWN]]
-    more = f" and {len(not_recorded) - _SHOWN} more" if len(not_recorded) > _SHOWN else ""
+    shown = [f"{name} ({kind})" for name, kind in [*not_recorded.items()][:_MAX_SHOWN]]
+    more = f" and {len(not_recorded) - _MAX_SHOWN} more" if len(not_recorded) > _MAX_SHOWN else ""
     what = "ran but could not be recorded: such a layer computes its weights with its own operations, or has none"
     return f"{', '.join(shown)}{more} {what}"
 
 
 def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[str, str]) -> None:
-    """Raise an error with the likely reason if a selected layer was not recorded, or if no layer was."""
+    """Raise an error with the likely reason if no layer, or not every selected layer, was recorded."""
     name = type(model).__name__
     if not selection.called:
         reason = "no attention layer was recorded: none ran, or they compute their weights with their own operations"
@@ -156,7 +155,7 @@ def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[s
 
 
 def _hint(model: nn.Module) -> str:
-    """Return a hint for an error message: how to make this model compute its attention so that it can be recorded."""
+    """Return a hint for an error message: how to make the model compute its attention in a recordable way."""
     libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
     hints = [hint for library, hint in _LIBRARY_HINTS.items() if library in libraries]
     return "; ".join([*hints, "calls of torch.nn.functional.scaled_dot_product_attention can be recorded"])
@@ -165,14 +164,14 @@ def _hint(model: nn.Module) -> str:
 def _keep_options(keep: object) -> KeepOptions:
     requested = [keep] if isinstance(keep, str | Statistic) else list(keep) if isinstance(keep, Iterable) else [keep]
     statistics: list[Statistic[Any, Any]] = []
-    for one in requested:
-        if isinstance(one, str) and one in _STATISTICS:
-            added = _STATISTICS[one]
-        elif isinstance(one, Statistic):
-            added = (one,)
+    for item in requested:
+        if isinstance(item, str) and item in _STATISTICS:
+            added = _STATISTICS[item]
+        elif isinstance(item, Statistic):
+            added = (item,)
         else:
             names = ", ".join(f'"{name}"' for name in _STATISTICS)
-            got = one.__name__ if isinstance(one, type) else repr(one)
+            got = item.__name__ if isinstance(item, type) else repr(item)
             rule = f"be statistics of saccade.statistics, or some of {names}"
             raise type_error("keep", rule, got, hint="pass instances: keep=[Entropy()]")
         statistics += [statistic for statistic in added if statistic not in statistics]

@@ -25,8 +25,8 @@ from saccade.viz.page.texts import Tokens
 class Recording(Mapping[str, Run]):
     """The recorded data of all attention layers by name, in the order of their first calls.
 
-    ``recording[name]`` is the last `Run` of the layer with this name, ``recording[number]`` the last run of the layer
-    with this number, and ``recording.runs(name)`` contains all runs of a layer. `record` creates the recording and
+    ``recording[name]`` is the last `Run` of the layer with this name, ``recording[index]`` is the last run of the layer
+    with this index, and ``recording.runs(name)`` contains all runs of a layer. `record` creates the recording and
     fills it while the model runs.
 
     Args:
@@ -58,12 +58,12 @@ class Recording(Mapping[str, Run]):
 
     @property
     def unheard(self) -> tuple[str, ...]:
-        """The names in `not_recorded`, under the former name of that attribute."""
+        """The names in `not_recorded`; this is its former name."""
         return self.not_recorded
 
     @property
     def gradients(self) -> Gradients:
-        """Gradients of the loss with respect to the attention weights of each layer's last run, after backward.
+        """Gradients of the loss with respect to each layer's attention weights in its last run, after backward.
 
         They require ``record(..., keep="gradients")``. ``saccade.matrix.ElementwiseProduct(run.matrix, gradient)`` is
         attention times gradient; `saccade.statistics` accepts both.
@@ -87,11 +87,11 @@ class Recording(Mapping[str, Run]):
         return {name: self[name].uniform(*statistics) for name in self}
 
     def ask(self, *statistics: Statistic[Any, Any]) -> dict[str, tuple[Any, ...]]:
-        """Call `compute`, under its former name."""
+        """Call `compute`; this is its former name."""
         return self.compute(*statistics)
 
     def by_head(self, name: str) -> Tensor:
-        """Return one measure for every head in the last run of every layer, ``[layers, batch, heads]``.
+        """Return one summary measure of every head in each layer's last run, ``[layers, batch, heads]``.
 
         Args:
             name: name of a measure in `saccade.statistics.Summary`, such as "entropy" or "first_mass".
@@ -103,22 +103,22 @@ class Recording(Mapping[str, Run]):
 
         Cost: none if statistics were recorded.
         """
-        found = [run.summary().named(name).values for run in self.values()]
-        shapes = sorted({tuple(values.shape) for values in found})
+        values_by_layer = [run.summary().named(name).values for run in self.values()]
+        shapes = sorted({tuple(values.shape) for values in values_by_layer})
         if len(shapes) != 1:
             got = ", ".join(map(str, shapes)) or "no layers"
             hint = "record(model, layers=...) selects layers of equal shapes"
             raise value_error("layers", "have equal batches and heads", got, hint=hint)
-        return torch.stack(found)
+        return torch.stack(values_by_layer)
 
     def to_rows(self) -> list[TableRow]:
         """Return a table with a row for each statistic of each head, as a list of dicts for ``pandas.DataFrame``.
 
         A row contains ``layer`` (name), ``layer_index``, ``run``, ``batch`` (item), ``head`` (as numbered in the
         model), ``statistic``, ``unit``, ``value`` and ``uniform``, the value for uniform attention under the same mask.
-        The table contains the measures of `Run.summary`, and for each statistic in ``keep`` with a number per query its
-        mean over the queries that may attend to at least one key. NaN marks a head whose queries attend to nothing, and
-        a baseline that is undefined or unknown. All calls of a generation form one run.
+        The table contains the measures of `Run.summary`. For each statistic in ``keep`` with a number per query, it
+        also contains the mean over the queries that may attend to at least one key. NaN marks a head whose queries
+        attend to nothing, and a baseline that is undefined or unknown. All calls of a generation form one run.
 
         Raises:
             UnsupportedError: no statistic with a number for each head was recorded.
@@ -171,15 +171,15 @@ class Recording(Mapping[str, Run]):
     ) -> list[Link]:
         """Rank heads by the attention between pairs of words, such as a pronoun and its noun, largest first.
 
-        The attention of a pair goes from the first word to the second. It is summed over the tokens of the second and
-        averaged over the tokens of the first, then averaged over the pairs.
+        The attention of a pair goes from the first word to the second. It is summed over the second word's tokens,
+        averaged over the first word's tokens, and then averaged over the pairs.
 
         Args:
             pairs: pairs (query word, key word). A word must occur once in the text; specify other words by the index of
                 their token, or by a ``range`` of indices.
             tokens: the tokens of the text, ``tokenizer.convert_ids_to_tokens(ids[0])``; for two texts, a pair (query
-                tokens, key tokens); or a dict from layer names to either, as in `saccade.viz.report`, which leaves out
-                layers that match no name. When None, pairs must consist of token indices.
+                tokens, key tokens); or a dict from layer names to either, as in `saccade.viz.report`, in which case
+                layers that match no name are skipped. When None, pairs must consist of token indices.
             batch: the batch item.
             k: number of heads to return; None for all.
 
@@ -228,5 +228,5 @@ class Recording(Mapping[str, Run]):
             return names[layer]
         if layer in self._runs:
             return str(layer)
-        there = ", ".join(names) or "none, since nothing was recorded"
-        raise KeyError(f"Recording: layer must be one of {there}; got {layer!r}.")
+        available = ", ".join(names) or "none, since nothing was recorded"
+        raise KeyError(f"Recording: layer must be one of {available}; got {layer!r}.")

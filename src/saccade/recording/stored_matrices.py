@@ -1,4 +1,4 @@
-"""StoredMatrices: the queries and keys of a layer, stored for later statistics; memory grows with the text."""
+"""StoredMatrices: a layer's queries and keys, stored for later statistics; memory grows with the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.support.errors import unsupported
 
 
 class _Part(NamedTuple):
-    """The stored matrix of one call; it has no keys of its own if it reads keys shared by several calls."""
+    """The stored matrix of one call; if ``reads_shared``, its keys are among those that several calls share."""
 
     matrix: Matrix
     first_column: int
@@ -24,19 +24,19 @@ class _Part(NamedTuple):
 
 
 class StoredMatrices:
-    """The stored matrices of all calls of a run; keys that several calls share are stored once.
+    """The stored matrices of a run's calls; keys that several calls share are stored once.
 
-    Queries and keys of softmax attention are copied, so that later writes to a cache have no effect. Mask and bias
-    tensors of the model are not copied (except in inference mode, where torch does not count writes), nor are the
-    matrices of other mechanisms. Rows of a recurrence are merged with those of the previous call. If a mask or bias was
-    modified after the call, reading the matrix raises an error.
+    Queries and keys of softmax attention are copied, so that later writes to a cache have no effect. The model's mask
+    and bias tensors are not copied (except in inference mode, where torch does not count writes), so reading the matrix
+    raises an error if they were modified after the call. Matrices of other mechanisms are not copied either. Rows of a
+    recurrence are merged with those of the previous call.
     """
 
     def __init__(self) -> None:
         self._parts: list[_Part] = []
         self._keys: Tensor | None = None  # shared: [batch, kv_heads, length plus free slots, head_dim]
         self._length = 0
-        self._tokens = 0  # number of final keys; a cache may have free slots after them
+        self._tokens = 0  # number of valid keys; free slots of a cache may follow them
         self._versions: list[tuple[Tensor, int]] = []  # tensors that are not copied, with their version counters
 
     def add(self, matrix: Matrix, first_column: int) -> None:
@@ -45,7 +45,7 @@ class StoredMatrices:
             whole = self._copied(matrix.inner, matrix.inner.inputs.key.detach().clone())
             self._parts.append(_Part(ChosenHeads(whole, matrix.heads), first_column, False))
         elif not isinstance(matrix, AttentionMatrix):
-            joined = _below(self._parts[-1], matrix, first_column) if self._parts else []
+            joined = _merged_with_last(self._parts[-1], matrix, first_column) if self._parts else []
             self._parts[-1:] = joined or [
                 _Part(matrix, first_column, False)
             ]  # in one step, for readers in other threads
@@ -54,7 +54,7 @@ class StoredMatrices:
             is_shared = first_column == 0 and self._share_keys(key)
             if is_shared:
                 self._tokens = index_of_last_key(matrix) + 1
-            # A matrix that reads the shared keys gets them in `matrix`.
+            # A matrix that reads the shared keys receives them in `matrix`.
             copied = self._copied(matrix, key.new_zeros(()).expand(key.shape) if is_shared else key.clone())
             self._parts.append(_Part(copied, first_column, is_shared))
 
@@ -74,7 +74,7 @@ class StoredMatrices:
         return JoinedMatrices(matrices, [part.first_column for part in self._parts])
 
     def _share_keys(self, key: Tensor) -> bool:
-        """Store the keys of a call if they continue the stored keys; return whether they do."""
+        """Append the keys of a call to the shared keys if they continue them; return whether they do."""
         shared, length, tokens = self._keys, self._length, self._tokens
         if shared is None:
             self._keys, self._length = key.clone(), key.shape[2]
@@ -86,7 +86,7 @@ class StoredMatrices:
             wider = key.new_empty(*key.shape[:2], room, key.shape[3])
             wider[:, :, :length] = shared[:, :, :length]
             self._keys = shared = wider
-        # Free slots now contain new keys, which no earlier query may attend to.
+        # Slots that were free now contain new keys, but no earlier query may attend to them.
         shared[:, :, tokens : key.shape[2]] = key[:, :, tokens:]
         self._length = key.shape[2]
         return True
@@ -118,8 +118,8 @@ class StoredMatrices:
         return matrix_from_inputs(matrix.inputs.replaced(key=self._keys[:, :, : matrix.shape[3]]), matrix.impl)
 
 
-def _below(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:
-    """Return the stored matrices of a call and the call before it, merged if they are rows of the same recurrence."""
+def _merged_with_last(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:
+    """Return the previous call's part and a new call's part, merged into one if both belong to the same recurrence."""
     whole = None
     if isinstance(matrix, RecurrenceMatrix) and isinstance(last.matrix, RecurrenceMatrix) and not first_column:
         whole = matrix.below(last.matrix)

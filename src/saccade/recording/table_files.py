@@ -1,4 +1,4 @@
-"""Write the table of a recording to a CSV or Parquet file, never leaving an incomplete file."""
+"""Write a recording's table to a CSV or Parquet file, without ever leaving an incomplete file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from saccade.text import visible
 
 
 def checked_file(path: object) -> Path:
-    """Return the path to write a table to; raise unless a file can be written there."""
+    """Check that a table can be written to a path, and return the path."""
     check_type("path", path, (str, os.PathLike), "be a path")
     destination = Path(path)  # type: ignore[arg-type]
     if destination.is_dir() or not destination.parent.is_dir():
@@ -55,7 +55,7 @@ def parquet_writer() -> Any:
 
 
 def _pandas_writer() -> Any:
-    """Return a Parquet writer that uses pandas and fastparquet, for installations without pyarrow."""
+    """Return a Parquet writer that uses pandas and fastparquet, for use without pyarrow."""
     try:
         import fastparquet  # noqa: F401, PLC0415
         import pandas as pd  # noqa: PLC0415

@@ -31,7 +31,7 @@ _UNITS = {
 
 
 TableRow = dict[str, str | int | float]
-"""One number of one head of a recording; its cells are named by `COLUMNS`. See `Recording.to_rows`."""
+"""A row of a recording's table: one number of one head, with the cells in `COLUMNS`. See `Recording.to_rows`."""
 
 
 def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -> list[TableRow]:
@@ -53,16 +53,16 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
             "head": head if heads is None else heads[head],
             "statistic": measure.name,
             "unit": measure.unit,
-            "value": values[place][batch][head],
-            "uniform": even[place][batch][head],
+            "value": values[position][batch][head],
+            "uniform": baselines[position][batch][head],
         }
-        for index, (name, own) in enumerate(runs.items())
-        for number, run in enumerate(own)
+        for index, (name, layer_runs) in enumerate(runs.items())
+        for number, run in enumerate(layer_runs)
         for measures in [measures_of(run)]
-        for values, even in [([x.values.tolist() for x in measures], [x.uniform.tolist() for x in measures])]
+        for values, baselines in [([x.values.tolist() for x in measures], [x.uniform.tolist() for x in measures])]
         for batch in range(run.shape[0])
         for head in range(run.shape[1])
-        for place, measure in enumerate(measures)
+        for position, measure in enumerate(measures)
     ]
     if not rows:
         reason = "it has no statistic with one number for each head"
@@ -80,23 +80,23 @@ def measures_of(run: Run) -> tuple[Measure, ...]:
 
 
 def _of_summary(run: Run) -> Iterator[Measure]:
-    """Yield the measures of a run's summary, or means of its plain statistics if rows are not distributions."""
+    """Yield a run's summary measures, or the means of its plain statistics if rows are not distributions."""
     try:
         yield from run.summary().measures
         return
     except UnsupportedError:
         if not run._has_statistics:
             return
-    even = _plain_baselines(run)
+    baselines = _plain_baselines(run)
     for name, values in run.statistics.items():
         if name != "received":
             mean = values.mean(-1)
             unknown = mean.new_full(mean.shape, math.nan)
-            yield Measure(name, _unit(name), "", mean, even[name].mean(-1) if name in even else unknown)
+            yield Measure(name, _unit(name), "", mean, baselines[name].mean(-1) if name in baselines else unknown)
 
 
 def _plain_baselines(run: Run) -> dict[str, Tensor]:
-    """Return the statistics of uniform attention by name, if the run stored a matrix with a mask."""
+    """Return the plain statistics of uniform attention by name; empty if the run stored no matrix with a mask."""
     try:
         return plain_statistics(run.matrix.uniform())
     except UnsupportedError:
@@ -104,24 +104,24 @@ def _plain_baselines(run: Run) -> dict[str, Tensor]:
 
 
 def _of_statistic(run: Run, statistic: Statistic[Any, Any]) -> Iterator[Measure]:
-    """Yield the means over queries of a statistic that was named in ``keep``, and their uniform baselines.
+    """Yield the means of a requested statistic over queries, and the means of its uniform baseline.
 
     For `LargestLogit`, yield the maximum over queries instead, as in a summary.
     """
     if isinstance(statistic, PositionInformation):
-        (found,), even = run.compute(statistic), _baseline(run, statistic)
-        yield Measure("position_information", "nats", "", found, even if even is not None else found * math.nan)
+        (result,), uniform = run.compute(statistic), _baseline(run, statistic)
+        yield Measure("position_information", "nats", "", result, uniform if uniform is not None else result * math.nan)
     if not isinstance(statistic, PerRow):
         return
-    (found,), even = run.compute(statistic), _baseline(run, statistic)
-    if not isinstance(found, Tensor) or found.shape[:3] != run.shape[:3] or found.dim() > 4:
+    (result,), uniform = run.compute(statistic), _baseline(run, statistic)
+    if not isinstance(result, Tensor) or result.shape[:3] != run.shape[:3] or result.dim() > 4:
         return
     seen = run._visible_rows()
-    for place, name in enumerate(_names(statistic, found.shape[3] if found.dim() == 4 else 0)):
-        values, own = (None if x is None else x if x.dim() == 3 else x[..., place] for x in (found, even))
+    for index, name in enumerate(_names(statistic, result.shape[3] if result.dim() == 4 else 0)):
+        values, baseline = (None if x is None else x if x.dim() == 3 else x[..., index] for x in (result, uniform))
         assert values is not None
         mean = values.amax(-1) if isinstance(statistic, LargestLogit) else _mean(values, seen)
-        yield Measure(name, _unit(name), "", mean, mean * math.nan if own is None else _mean(own, seen))
+        yield Measure(name, _unit(name), "", mean, mean * math.nan if baseline is None else _mean(baseline, seen))
 
 
 def _baseline(run: Run, statistic: Statistic[Any, Any]) -> Any:
@@ -132,7 +132,7 @@ def _baseline(run: Run, statistic: Statistic[Any, Any]) -> Any:
 
 
 def _mean(values: Tensor, seen: Tensor | None) -> Tensor:
-    """Return the mean over the queries that may attend to at least one key, or over all queries if they are unknown."""
+    """Return the mean over the queries that may attend to at least one key, or over all if ``seen`` is None."""
     values = values if values.is_floating_point() else values.double()
     if seen is None:
         return values.mean(-1)
@@ -140,7 +140,7 @@ def _mean(values: Tensor, seen: Tensor | None) -> Tensor:
 
 
 def _names(statistic: PerRow, count: int) -> list[str]:
-    """Return the names of a statistic's numbers, such as ``lag_mass_1``; ``count`` is 0 for one number per query."""
+    """Return names for a statistic's ``count`` numbers per query, such as ``lag_mass_1``; 0 means one number."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(statistic).__name__).lower()
     if isinstance(statistic, Parts):
         return [f"{part}_part" for part in PARTS]

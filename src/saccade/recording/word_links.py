@@ -1,4 +1,4 @@
-"""Rank heads by how strongly they link pairs of words: how much attention goes from one word to the other."""
+"""Rank heads by how strongly they link pairs of words, that is, by the attention from one word to the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.viz.page.texts import Labels, Tokens, check_tokens, labels_of
 CALLED_AS = "find"  # in errors
 
 Place = str | int | range
-"""A word of the text, or the index or range of indices of its tokens."""
+"""A word of the text; or its token's index, or the index range of its tokens."""
 
 
 class Link(NamedTuple):
@@ -43,7 +43,7 @@ class Link(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """A layer's recorded matrix for one text, and the rows and columns in it that correspond to each word pair."""
+    """A layer's recorded matrix, and for each word pair, the pair's rows and columns in the matrix."""
 
     number: int
     name: str
@@ -67,16 +67,16 @@ def rank_links(
     """
     checked = _checked_pairs(pairs)
     check_tokens(tokens)
-    found = [
+    links = [
         link for layer in _layers(runs, checked, tokens, batch) for link in _links_of(layer, len(checked), batch, heads)
     ]
-    if all(link.uniform == 0 for link in found):
+    if all(link.uniform == 0 for link in links):
         rule = "be a query and a key that the mask allows"
         hint = (
             "attention goes from the first word to the second; in a causal model the second word is earlier in the text"
         )
         raise value_error("each of pairs", rule, ", ".join(map(shown, checked)), hint=hint)
-    return sorted(found, key=lambda link: -link.value)
+    return sorted(links, key=lambda link: -link.value)
 
 
 def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: Tokens, batch: int) -> Iterator[_Layer]:
@@ -97,17 +97,19 @@ def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: T
 
 def _links_of(layer: _Layer, count: int, batch: int, heads: Sequence[int] | None) -> Iterator[Link]:
     """Yield the links of all heads of a layer."""
-    own, even = (_between(matrix, layer.ranges, batch) for matrix in (layer.matrix, layer.matrix.uniform()))
-    for place, (weights, baselines) in enumerate(zip(own.tolist(), even.tolist(), strict=True)):
-        head = place if heads is None else heads[place]
+    attention, uniform_attention = (
+        _between(matrix, layer.ranges, batch) for matrix in (layer.matrix, layer.matrix.uniform())
+    )
+    for index, (weights, baselines) in enumerate(zip(attention.tolist(), uniform_attention.tolist(), strict=True)):
+        head = index if heads is None else heads[index]
         value, uniform = sum(weights) / count, sum(baselines) / count
         yield Link(layer.name, layer.number, head, value, uniform, tuple(weights))
 
 
 def _between(matrix: Matrix, ranges: list[tuple[range, range]], batch: int) -> Tensor:
     """Return the attention between ranges of tokens, ``[heads, pairs]``: summed over keys, averaged over queries."""
-    found = [matrix[batch, :, rows.start : rows.stop, keys.start : keys.stop].sum(-1).mean(-1) for rows, keys in ranges]
-    return torch.stack(found, -1).detach()
+    sums = [matrix[batch, :, rows.start : rows.stop, keys.start : keys.stop].sum(-1).mean(-1) for rows, keys in ranges]
+    return torch.stack(sums, -1).detach()
 
 
 def _checked_pairs(pairs: object) -> list[tuple[Place, Place]]:
@@ -121,8 +123,8 @@ def _checked_pairs(pairs: object) -> list[tuple[Place, Place]]:
     for pair in pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or isinstance(pair, range) or len(pair) != 2:
             raise type_error("pairs", rule, shown(pair), hint=hint)
-        for one in pair:
-            if not (is_integer(one) or isinstance(one, str | range)):
+        for place in pair:
+            if not (is_integer(place) or isinstance(place, str | range)):
                 raise type_error("pairs", rule, shown(pair), hint=hint)
         checked.append((pair[0], pair[1]))
     if not checked:
@@ -131,7 +133,7 @@ def _checked_pairs(pairs: object) -> list[tuple[Place, Place]]:
 
 
 def _ranges(pair: tuple[Place, Place], labels: Labels, has_tokens: bool) -> tuple[range, range]:
-    """Return the rows and columns of a pair of words in the matrix of a layer."""
+    """Return the rows and the columns of a word pair in a layer's matrix."""
     query, key = pair
     offset = len(labels.keys) - len(labels.queries) if labels.is_one_text else 0
     text = labels.keys if labels.is_one_text else labels.queries

@@ -1,4 +1,4 @@
-"""Concentration of attention: entropy, largest weight, sum of squares, and number of keys with most of the weight."""
+"""Concentration of attention: entropy, largest weight, sum of squares, and number of keys that cover a share."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class SquaredNorm(PerRow):
 class Coverage(PerRow):
     """Number of keys that cover a share of a row's attention, int64 ``[batch, heads, q_len, len(shares)]``.
 
-    This is the smallest number of keys whose weights add up to the given share of the row's sum, up to rounding; 0 for
-    a row that attends to nothing, -1 for a NaN row.
+    This is the smallest number of keys with weights that add up to the given share of the row's sum, up to rounding; 0
+    for a row that attends to nothing, -1 for a NaN row.
 
     Args:
         shares: shares of the row's attention, between 0 and 1.
@@ -104,7 +104,7 @@ class Coverage(PerRow):
         TypeError, ValueError: ``shares`` is not a tuple of one or more numbers between 0 and 1.
         UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: sorts every row, which takes about as long as two matrix products on CPU; O(q_len · len(shares)) memory.
+    Cost: a sort of every row, about as slow as two matrix products on CPU; O(q_len · len(shares)) memory.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -137,7 +137,7 @@ class Coverage(PerRow):
 
 
 def _descending(weights: Tensor) -> Tensor:
-    """Sort the weights of each row in descending order, to count the keys with most of the weight."""
+    """Sort the weights of each row in descending order."""
     if weights.device.type != "cpu":
         return weights.sort(-1, descending=True).values
     # NumPy sorts with vector instructions and takes 5 ns per entry; torch takes 70 ns.

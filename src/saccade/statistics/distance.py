@@ -29,8 +29,8 @@ class Distance(PerRow):
 
     .. math:: D_i = \sum_j A_{ij} \, |p_i - p_j|
 
-    where p are the positions. Uniform causal attention gives i / 2 at position i. Compare a result with this value
-    before concluding that a head attends to distant keys. The result is 0 for a row that attends to nothing.
+    where p are the positions. Uniform causal attention has distance i / 2 at position i. Compare a result with this
+    value before concluding that a head attends to distant keys. The result is 0 for a row that attends to nothing.
 
     Args:
         positions: positions of the queries and of the keys; when None, the last query is aligned with the last key.
@@ -60,7 +60,7 @@ class Distance(PerRow):
             row, column = block_positions(block, q, kv)
             return (block.weights * (row - column).abs()).sum(-1)
         ramps = _ramps(len(kv), block.weights.dtype, block.weights.device)
-        return _of_range(block.weights, block.queries + (lead - span.start), *ramps)
+        return _range_distances(block.weights, block.queries + (lead - span.start), *ramps)
 
     def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
         lead = lead_of(q, kv)
@@ -134,7 +134,7 @@ class LagProfile(Statistic[_State, Lags]):
 
     def add(self, state: _State, block: Block) -> _State:
         totals = state.sums[block.batch, block.heads]
-        if not totals.shape[-1]:  # all queries or all keys are padding: there are no lags, and all weights are 0
+        if not totals.shape[-1]:  # all queries or keys are padding, so there are no lags, and all weights are 0
             return state
         lead = lead_of(state.q, state.kv)
         if lead is None:
@@ -165,11 +165,11 @@ class LagProfile(Statistic[_State, Lags]):
         return Lags(lags, state.sums.to(state.info.dtype))
 
 
-def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def _range_distances(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """Compute the mean distance of each row of ``weights`` over consecutive keys; query i is at key index ``q[i]``.
 
-    The indices ascend, so most keys lie before or after all queries and need only two matrix products. Their distances
-    are measured from the first or last query, so that no subtraction loses precision.
+    The indices ascend, so most keys are before or after all queries and require only two matrix products. Distances are
+    measured from the first or last query, so that no subtraction loses precision.
     """
     columns, length = weights.shape[-1], len(up)
     first, last = min(max(int(q[0]), 0), columns), min(max(int(q[-1]), 0), columns)
@@ -186,7 +186,7 @@ def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _ramps(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two ramps for distance statistics: 0, 1, 2, … and length, length - 1, … 1."""
+    """Return an ascending ramp (0, 1, 2, …) and a descending ramp (length, length - 1, …, 1)."""
     up = torch.arange(length, dtype=dtype, device=device)
     return up, length - up
 
@@ -203,7 +203,7 @@ def _diagonals(weights: Tensor) -> Tensor:
     """Return the sum of each diagonal, starting at the lower left: ``[batch, heads, rows + columns - 1]``."""
     batch, heads, rows, columns = weights.shape
     pitch = rows + columns
-    # In a row-major copy with padding between the rows, a row stride that is longer by one follows the diagonals.
+    # In a row-major copy with padding between rows, increasing the row stride by one makes columns of the diagonals.
     padded = F.pad(weights, (rows - 1, 1, 0, 1)).contiguous()
     slanted = padded.as_strided((batch, heads, rows, pitch - 1), (padded.stride(0), padded.stride(1), pitch + 1, 1))
     return slanted.sum(-2)

@@ -1,4 +1,4 @@
-"""Compute statistics in one compiled pass over the matrix, or in a few matrix products, without blocks."""
+"""Compute statistics in one compiled pass over the matrix, or with a few matrix products, instead of blocks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
 def compute_by_sweep(
     inputs: AttentionInputs, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo
 ) -> dict[int, Any]:
-    """Compute the statistics that a fused pass over the matrix supports, and return the results by statistic index.
+    """Compute the statistics that a fused pass over the matrix supports, and return their results by index.
 
-    The result is empty if no statistic is supported for the inputs.
+    The result is empty if the pass supports no statistic for these inputs.
     """
-    formulas = {index: one.sweep_formula(info) for index, one in enumerate(statistics)}
-    quantities = dict.fromkeys(quantity for own in formulas.values() if own is not None for quantity in own.quantities)
+    formulas = {index: statistic.sweep_formula(info) for index, statistic in enumerate(statistics)}
+    quantities = dict.fromkeys(
+        quantity for formula in formulas.values() if formula is not None for quantity in formula.quantities
+    )
     far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # one offset per pass
     bands = [quantity for quantity in quantities if isinstance(quantity, Band)]
     numbers: dict[Quantity, Tensor] = {}
@@ -38,7 +40,7 @@ def compute_by_sweep(
         if "received" in numbers:
             numbers["received"] = numbers["received"].to(info.sum_dtype)
     return {
-        index: own.formula(*(numbers[quantity] for quantity in own.quantities))
-        for index, own in formulas.items()
-        if own is not None and all(quantity in numbers for quantity in own.quantities)
+        index: formula.formula(*(numbers[quantity] for quantity in formula.quantities))
+        for index, formula in formulas.items()
+        if formula is not None and all(quantity in numbers for quantity in formula.quantities)
     }

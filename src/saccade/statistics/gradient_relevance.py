@@ -1,4 +1,4 @@
-"""Relevance and gradient rollout: contributions of input tokens, from attention times its gradient in every layer."""
+"""Relevance and gradient rollout: input tokens' contributions, from attention times its gradient in each layer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def relevance(matrices: Sequence[MatrixLike], gradients: Sequence[MatrixLike], q
     .. math:: \bar A_l = \tfrac1H \textstyle\sum_h (A_{l,h} \odot \partial L / \partial A_{l,h})^+, \qquad
               R \leftarrow R + \bar A_l R \quad \text{from the first layer to the last, } R = I \text{ before it}
 
-    The gradient restricts relevance to one output, such as the score of a class or the logit of a token: attention that
-    does not raise this output has no relevance. The result consists of rows of R, computed from the last layer down to
+    The gradient restricts relevance to one output, such as a class score or a token's logit: attention that does not
+    raise this output has no relevance. The result consists of rows of R, computed from the last layer down to
     the first without forming R or any :math:`\bar A_l`. The entry for a query's own token includes the 1 of the
     residual stream.
 
@@ -66,7 +66,7 @@ def gradient_rollout(
     *,
     residual: float = 0.5,
 ) -> Tensor:
-    r"""Compute gradient-weighted rollout: the share of each token in the queries, ``[batch, len(queries), kv_len]``.
+    r"""Compute gradient-weighted rollout: each token's share in the queries, ``[batch, len(queries), kv_len]``.
 
     .. math:: r \leftarrow \rho\, r + (1 - \rho)\, (N_l \bar A_l)^\top r, \qquad
               \bar A_l = \tfrac1H \textstyle\sum_h (A_{l,h} \odot \partial L / \partial A_{l,h})^+
@@ -113,9 +113,8 @@ def _checked(
 ) -> tuple[list[tuple[_Blocks, int]], Tensor]:
     """Check the arguments of a relevance map, and return the layers and the initial rows.
 
-    Each layer is a function that yields blocks of attention times gradient, together with the number of heads. The
-    initial rows are rows of the identity matrix, one for each query: ``[batch, len, len(queries)]`` in float32 or
-    wider.
+    Each layer is a pair: a function that yields blocks of attention times gradient, and the number of heads. The
+    initial rows are the queries' rows of the identity matrix, ``[batch, len, len(queries)]`` in float32 or wider.
     """
     pairs = [[*matrices], [*gradients]]
     if not pairs[0]:
@@ -123,21 +122,21 @@ def _checked(
     if len(pairs[0]) != len(pairs[1]):
         raise value_error("gradients", f"be one for each of {len(pairs[0])} matrices", len(pairs[1]))
     batch, _, length, _ = pairs[0][0].shape
-    for place, (matrix, gradient) in enumerate(zip(*pairs, strict=True)):
+    for index, (matrix, gradient) in enumerate(zip(*pairs, strict=True)):
         if (matrix.shape[0], *matrix.shape[2:]) != (batch, length, length):
             rule = f"all be [{batch}, heads, {length}, {length}], like the first"
-            raise value_error("matrices", rule, f"{list(matrix.shape)} at layer {place}")
+            raise value_error("matrices", rule, f"{list(matrix.shape)} at layer {index}")
         if gradient.shape != matrix.shape:
-            rule = f"be {list(matrix.shape)} at layer {place}, like the matrix"
+            rule = f"be {list(matrix.shape)} at layer {index}, like the matrix"
             raise value_error("gradients", rule, list(gradient.shape))
         if matrix.hidden:
-            reason = f"layer {place} contains scores, where masked pairs are {matrix.hidden} and not 0"
+            reason = f"layer {index} contains scores, where masked pairs are {matrix.hidden} and not 0"
             raise unsupported("a product with gradients", [reason], hint="pass the attention matrix itself")
     chosen = [check_int("each of queries", query, -length, below=length) for query in queries]
     info = MatrixInfo.of(pairs[0][0])
     rows = torch.zeros(batch, length, len(chosen), dtype=info.dtype, device=info.device)
-    for place, query in enumerate(chosen):
-        rows[:, query, place] = 1.0
+    for index, query in enumerate(chosen):
+        rows[:, query, index] = 1.0
     return [(_blocks(*pair), pair[0].shape[1]) for pair in zip(*pairs, strict=True)], rows
 
 
@@ -146,18 +145,18 @@ def _blocks(matrix: MatrixLike, gradient: MatrixLike) -> _Blocks:
 
 
 def _transposed_mean(blocks: Iterator[Block], rows: Tensor, heads: int) -> Tensor:
-    """Multiply the transposed mean of all heads by ``rows [batch, q_len, width]``: ``[batch, kv_len, width]``."""
+    """Average the heads, transpose, and multiply by ``rows [batch, q_len, width]``: ``[batch, kv_len, width]``."""
     out = torch.zeros_like(rows)
     for block in blocks:
-        own = rows[block.batch, as_slice(block.rows)][:, None].to(block.weights.dtype)
-        part = (block.weights.mT @ own).sum(1) / heads
+        block_rows = rows[block.batch, as_slice(block.rows)][:, None].to(block.weights.dtype)
+        part = (block.weights.mT @ block_rows).sum(1) / heads
         for span, sums in block.by_range(part.mT):
             out[block.batch, as_slice(span)] += sums.mT
     return out
 
 
 def _row_sums(blocks: Iterator[Block], like: Tensor) -> Tensor:
-    """Return the sums of all rows over keys and heads, ``[batch, q_len, 1]``."""
+    """Return the sum of each row over keys and heads, ``[batch, q_len, 1]``."""
     sums = like.new_zeros(*like.shape[:2], 1)
     for block in blocks:
         sums[block.batch, as_slice(block.rows)] += block.weights.sum(-1).sum(1)[..., None]

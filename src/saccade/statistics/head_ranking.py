@@ -17,7 +17,7 @@ class Head(NamedTuple):
 
     Attributes:
         layer, head: indices, from 0.
-        value: the number by which heads are ranked.
+        value: the value by which heads are ranked.
     """
 
     layer: int
@@ -43,7 +43,7 @@ def rank_heads(values: Tensor, *, layer: int | None = None, head: int | None = N
         for own_head, value in enumerate(row)
         if layer in (None, own_layer) and head in (None, own_head)
     ]
-    return sorted(heads, key=lambda one: -one.value)
+    return sorted(heads, key=lambda entry: -entry.value)
 
 
 def position_information(weights: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def position_information(weights: Tensor) -> Tensor:
 
 
 def unexplained_information(weights: Tensor) -> Tensor:
-    r"""Compute the information in a head's attention, in nats, that key popularity and distance do not explain.
+    r"""Compute the information in a head's attention that key popularity and distance do not explain, in nats.
 
     .. math:: I = s \cdot \frac1n \sum_i \mathrm{KL}(a_i \,\|\, e_i), \qquad e_{ij} \propto m_j\, o_{j-i}
 
@@ -71,8 +71,7 @@ def unexplained_information(weights: Tensor) -> Tensor:
     zeros do not count in the mean of the divergences.
 
     Args:
-        weights: ``[..., q_len, kv_len]``, nonnegative; a row may sum to less than 1 if part of its attention is
-            missing.
+        weights: ``[..., q_len, kv_len]``, nonnegative; a row that lacks part of its attention sums to less than 1.
 
     Returns:
         float64 ``[...]``.

@@ -12,18 +12,17 @@ from saccade.support.errors import unsupported
 from saccade.support.validation import check_choice
 
 Between = Literal["jensen_shannon", "total_variation", "frobenius"]
-_ENTRIES = 1 << 20  # number of weights, over all heads, in memory at a time
+_ENTRIES = 1 << 20  # maximum number of weights in memory at a time, over all heads
 
 
 def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> Tensor:
-    r"""Compute how different any two heads of a batch item are, as a distance, ``[batch, heads, heads]``.
+    r"""Compute the distance between each pair of heads of a batch item, ``[batch, heads, heads]``.
 
     - "jensen_shannon": mean over the queries of the Jensen-Shannon divergence of the two rows, in nats, 0 to log 2.
     - "total_variation": mean over the queries of half the sum of absolute differences, 0 to 1.
-    - "frobenius": :math:`\|A_h - A_g\|_F`, over all queries together; this is the cheapest, and rows need not be
-      distributions.
+    - "frobenius": :math:`\|A_h - A_g\|_F` over all queries. It is the cheapest, and rows need not be distributions.
 
-    The means are taken over the queries that attend to any key in at least one of the two heads.
+    The means are over the queries that attend to any key in at least one of the two heads.
 
     Args:
         matrix: an attention matrix from any mechanism.
@@ -31,7 +30,7 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
 
     Raises:
         ValueError: ``between`` is unknown.
-        UnsupportedError: rows are not distributions, for the first two distances.
+        UnsupportedError: rows are not distributions, but the distance requires it (the first two).
 
     Cost: O(heads² · q_len · kv_len) time ("frobenius": the cost of a matrix product), in chunks of a few megabytes.
 
@@ -64,28 +63,28 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
 
 
 def _dense(matrix: MatrixLike, item: int, rows: range) -> Tensor:
-    """Return the dense weights of some rows in all heads of a batch item, ``[heads, rows, kv_len]``."""
+    """Return the dense weights of the given rows in all heads of a batch item, ``[heads, rows, kv_len]``."""
     _, heads, _, kv_len = matrix.shape
     dense = torch.zeros(heads, len(rows), kv_len, dtype=MatrixInfo.of(matrix).dtype, device=matrix.device)
     for block in matrix.blocks(batch=item, rows=rows):
-        own = torch.arange(block.heads.start, block.heads.stop, device=dense.device)
-        dense[own[:, None, None], block.queries[:, None] - rows.start, block.keys] = block.weights[0]
+        head_index = torch.arange(block.heads.start, block.heads.stop, device=dense.device)
+        dense[head_index[:, None, None], block.queries[:, None] - rows.start, block.keys] = block.weights[0]
     return dense
 
 
 def _add(sums: Tensor, count: Tensor, rows: Tensor, between: Between) -> None:
     if between == "frobenius":
-        for head, own in enumerate(rows):
-            sums[head] += (rows - own).square_().sum((-1, -2), dtype=sums.dtype)
+        for head, head_rows in enumerate(rows):
+            sums[head] += (rows - head_rows).square_().sum((-1, -2), dtype=sums.dtype)
         return
-    seeing = rows.sum(-1) != 0
+    is_nonempty = rows.sum(-1) != 0
     entropies = torch.special.entr(rows).sum(-1)
-    for head, own in enumerate(rows):
+    for head, head_rows in enumerate(rows):
         if between == "total_variation":
-            distance = 0.5 * (rows - own).abs_().sum(-1)
+            distance = 0.5 * (rows - head_rows).abs_().sum(-1)
         else:
-            distance = torch.special.entr(0.5 * (rows + own)).sum(-1) - 0.5 * (entropies + entropies[head])
+            distance = torch.special.entr(0.5 * (rows + head_rows)).sum(-1) - 0.5 * (entropies + entropies[head])
         # If one of the two rows is empty, their mean is not a distribution, so clamp the divergence at 0.
-        either = seeing | seeing[head]
+        either = is_nonempty | is_nonempty[head]
         sums[head] += torch.where(either, distance.clamp_min(0.0), 0.0).sum(-1, dtype=sums.dtype)
         count[head] += either.sum(-1)

@@ -1,4 +1,4 @@
-"""IndexerLoss: a loss that compares attention with the scores that select keys."""
+"""IndexerLoss: a loss that trains an indexer's key-selection scores to match attention."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from saccade.statistics.row_block import Block
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.errors import type_error, value_error
 
-_HIDDEN = -1000.0  # upper limit of the log weights of masked keys
+_HIDDEN = -1000.0  # upper bound for the log weights of masked keys
 
 
 class RowScorer(Protocol):
-    """Interface of scorers, such as `saccade.scorers.LightningIndexer`, that compute scores a few rows at a time."""
+    """Interface of scorers that compute scores a few rows at a time, such as `saccade.scorers.LightningIndexer`."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """Tensors that receive the gradients of the scores; ``type(self)(*leaves)`` rebuilds the scorer."""
+        """Tensors that receive the scores' gradients; ``type(self)(*leaves)`` rebuilds the scorer."""
         ...
 
     def scores(self, rows: range, stop: int) -> Tensor:
@@ -29,7 +29,7 @@ class RowScorer(Protocol):
 
 
 class _State:
-    """State of an `IndexerLoss`: the sums so far, and the rows for which some heads have not been added yet."""
+    """State of an `IndexerLoss`: the sums so far, and the rows with heads that are still missing."""
 
     def __init__(self, info: MatrixInfo, leaves: tuple[Tensor, ...]):
         self.info = info
@@ -40,7 +40,7 @@ class _State:
 
 
 class _Pending(NamedTuple):
-    """Weights of some rows for the indexer loss, summed over the heads that have been added so far.
+    """The weights of a range of rows for the indexer loss, summed over the heads added so far.
 
     Attributes:
         weights: ``[rows, kv_len]``.
@@ -61,11 +61,11 @@ class IndexerLoss(Statistic[_State, Tensor]):
               n \frac{\partial L}{\partial I_{ts}} = \mathrm{softmax}_{S_t}(I_t)_s - p_{ts}
 
     S_t is the set of keys that query t may attend to: all earlier keys with ``Softmax`` (for the warm-up), or the
-    selected keys with ``TopK``. The attention rows are treated as constants, so gradients flow only to the scores and
-    from there to the inputs of the scores. A query that attends to nothing does not count.
+    selected keys with ``TopK``. The attention rows are treated as constants, so gradients flow only through the scores.
+    A query that attends to nothing does not count.
 
     Args:
-        scores: a `saccade.scorers.LightningIndexer`, whose scores are computed a few rows at a time; or the scores
+        scores: a `saccade.scorers.LightningIndexer`, which computes scores a few rows at a time; or the scores
             themselves, ``[batch, 1, q_len, kv_len]``.
 
     Returns:
@@ -76,7 +76,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
         ValueError: the shape of the scores does not match the matrix.
         UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: memory for the weights of a few rows in all heads, their scores and the gradients; one pass over the matrix.
+    Cost: one pass over the matrix; memory for the weights of a few rows in all heads, their scores and the gradients.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -107,70 +107,70 @@ class IndexerLoss(Statistic[_State, Tensor]):
         kv_len = state.info.shape[3]
         allowed = block.weights > 0 if block.log_weights is None else block.log_weights > _HIDDEN
         for item in range(block.batch.start, block.batch.stop):
-            own = item - block.batch.start
+            index = item - block.batch.start
             weights = torch.zeros(len(block.rows), kv_len, dtype=state.info.dtype, device=state.info.device)
             seen = torch.zeros_like(weights, dtype=torch.bool)
-            weights[:, block.keys] = block.weights[own].sum(0, dtype=weights.dtype)
-            seen[:, block.keys] = allowed[own].any(0)
+            weights[:, block.keys] = block.weights[index].sum(0, dtype=weights.dtype)
+            seen[:, block.keys] = allowed[index].any(0)
             part = _Pending(weights, seen, block.heads.stop - block.heads.start)
-            self._joined(state, (item, block.rows.start, block.rows.stop), part)
+            self._add_heads(state, (item, block.rows.start, block.rows.stop), part)
         return state
 
     def merge(self, state: _State, other: _State) -> _State:
-        made = _State(state.info, self._leaves)
-        made.loss, made.rows = state.loss + other.loss, state.rows + other.rows
-        made.grads = [one + two for one, two in zip(state.grads, other.grads, strict=True)]
-        made.pending = dict(state.pending)
-        for place, part in other.pending.items():
-            self._joined(made, place, part)
-        return made
+        merged = _State(state.info, self._leaves)
+        merged.loss, merged.rows = state.loss + other.loss, state.rows + other.rows
+        merged.grads = [first + second for first, second in zip(state.grads, other.grads, strict=True)]
+        merged.pending = dict(state.pending)
+        for key, part in other.pending.items():
+            self._add_heads(merged, key, part)
+        return merged
 
     def finish(self, state: _State) -> Tensor:
         leaves, count = self._leaves, max(1, state.rows)
         loss = (state.loss / count).to(state.info.dtype)
         with torch.enable_grad():
-            return _KnownLoss.apply(loss, *(grad / count for grad in state.grads), *leaves)
+            return _PrecomputedLoss.apply(loss, *(grad / count for grad in state.grads), *leaves)
 
     @property
     def _leaves(self) -> tuple[Tensor, ...]:
         return (self.scores,) if isinstance(self.scores, Tensor) else self.scores.leaves
 
-    def _joined(self, state: _State, place: tuple[int, int, int], part: _Pending) -> None:
-        """Add the weights of some heads to the loss state. When all heads are added, compute the loss of the rows."""
-        before = state.pending.pop(place, None)
+    def _add_heads(self, state: _State, key: tuple[int, int, int], part: _Pending) -> None:
+        """Add one or more heads to the sums of a range of rows; after the last head, compute the rows' loss."""
+        before = state.pending.pop(key, None)
         if before is not None:
             weights, seen = before.weights + part.weights, before.seen | part.seen
             part = _Pending(weights, seen, before.heads + part.heads)
         if part.heads < state.info.shape[1]:
-            state.pending[place] = part
+            state.pending[key] = part
         else:
-            self._add_rows(state, place[0], range(place[1], place[2]), part)
+            self._add_rows(state, key[0], range(key[1], key[2]), part)
 
     def _add_rows(self, state: _State, item: int, rows: range, part: _Pending) -> None:
         total = part.weights.sum(-1, keepdim=True)
-        some = total > 0.0
-        p = part.weights / total.masked_fill(~some, 1.0)
+        has_mass = total > 0.0
+        p = part.weights / total.masked_fill(~has_mass, 1.0)
         leaves = [x.detach().requires_grad_() for x in self._leaves]
         with torch.enable_grad():
-            made = self._scores_of(leaves, item, rows, p.shape[1])
-        logs = made.detach().to(p.dtype).masked_fill(~part.seen, -math.inf).log_softmax(-1)
-        own = (p.xlogy(p) - torch.where(p > 0.0, p * logs, 0.0)).sum(-1, keepdim=True)
-        state.loss += own.masked_fill(~some, 0.0).sum(dtype=state.loss.dtype)
-        state.rows += int(some.sum())
-        slope = (logs.exp() - p).masked_fill(~(part.seen & some), 0.0).to(made.dtype)
-        for total_of, grad in zip(state.grads, torch.autograd.grad(made, leaves, slope), strict=True):
-            total_of.add_(grad)
+            scores = self._scores_of(leaves, item, rows, p.shape[1])
+        logs = scores.detach().to(p.dtype).masked_fill(~part.seen, -math.inf).log_softmax(-1)
+        divergence = (p.xlogy(p) - torch.where(p > 0.0, p * logs, 0.0)).sum(-1, keepdim=True)
+        state.loss += divergence.masked_fill(~has_mass, 0.0).sum(dtype=state.loss.dtype)
+        state.rows += int(has_mass.sum())
+        slope = (logs.exp() - p).masked_fill(~(part.seen & has_mass), 0.0).to(scores.dtype)
+        for total_grad, grad in zip(state.grads, torch.autograd.grad(scores, leaves, slope), strict=True):
+            total_grad.add_(grad)
 
     def _scores_of(self, leaves: list[Tensor], item: int, rows: range, kv_len: int) -> Tensor:
-        """Return the selection scores of an indexer for rows of a batch item, ``[rows, kv_len]``."""
+        """Return the indexer's scores for rows of a batch item, ``[rows, kv_len]``."""
         if isinstance(self.scores, Tensor):
             return leaves[0][item, 0, rows.start : rows.stop]
         scorer: Any = type(self.scores)
         return scorer(*(x[item : item + 1] for x in leaves)).scores(rows, kv_len)[0, 0]
 
 
-class _KnownLoss(torch.autograd.Function):
-    """Autograd function of the indexer loss, whose gradients are computed in the forward pass."""
+class _PrecomputedLoss(torch.autograd.Function):
+    """Autograd function of the indexer loss; its gradients were already computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *tensors: Tensor) -> Tensor:

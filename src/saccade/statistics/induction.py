@@ -15,7 +15,7 @@ from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import is_integer
 
-_GATHER = 8  # number of weights that can be compared in the time that one lookup takes
+_GATHER = 8  # number of comparisons that take as long as one lookup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class InductionMass(PerRow):
     statistic is 0 in a sequence without repeated tokens.
 
     Args:
-        tokens: token ids of all keys; the queries are the last tokens.
+        tokens: token ids of all keys; the queries are the last of these tokens.
 
     Raises:
         TypeError, ValueError: ``tokens`` is not a tuple with an int for each key, or there are more queries than keys.
@@ -67,12 +67,12 @@ class InductionMass(PerRow):
 
     @cached_property
     def _earlier(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return token indices sorted by id and, for each token, the start of its run of equal ids and its rank."""
+        """Token indices sorted by id; and for each token, the start of its run of equal ids and its rank in it."""
         ordered, order = self._tokens.sort(stable=True)
         first = torch.searchsorted(ordered, self._tokens)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device="cpu")
-        return order, first, place - first
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(len(order), device="cpu")
+        return order, first, rank - first
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         last = len(kv) - len(q)
@@ -91,9 +91,9 @@ class InductionMass(PerRow):
         device = block.weights.device
         follower = (order[first.repeat_interleave(count) + within] + 1).to(device)
         keys, columns = block.keys.sort()
-        place = torch.searchsorted(keys, follower).clamp_max_(len(keys) - 1)
-        is_there = keys[place] == follower
-        row, column = row.to(device)[is_there], columns[place[is_there]]
+        index = torch.searchsorted(keys, follower).clamp_max_(len(keys) - 1)
+        is_in_block = keys[index] == follower
+        row, column = row.to(device)[is_in_block], columns[index[is_in_block]]
         sums = block.weights.new_zeros(block.weights.shape[:3])
         return sums.index_add_(2, row, block.weights[:, :, row, column])
 

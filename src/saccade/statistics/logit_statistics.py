@@ -1,4 +1,4 @@
-"""Statistics of the logits (scores) of each row: their variance and the largest one."""
+"""Statistics of the logits (scores) of each row: their variance and their maximum."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LogitVariance(PerRow):
     needs_distributions = True
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
-        # Subtract the mean before squaring: logs may be as large as 100, and their squares would cancel in float32.
+        # Subtract the mean before squaring: logs may be as large as 100, so their squares would cancel in float32.
         centred = (block.logs + block.entropy[..., None]).square_()
         return torch.linalg.vecdot(block.weights, centred)
 

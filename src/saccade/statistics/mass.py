@@ -1,4 +1,4 @@
-"""Mass statistics: attention to the first tokens, keys at given distances, the strongest blocks, and all other keys."""
+"""Mass statistics: attention to the first tokens, to keys at given distances, and to the strongest blocks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ PARTS = ("sink", "local", "anchor", "rest")
 class SinkMass(PerRow):
     """The sum of each query's weights on the first tokens, ``[batch, heads, q_len]``.
 
-    Trained decoders put unneeded attention on the first token. Under a causal mask, the first queries see few other
-    keys and put a large weight on it in any case, so compare the result with uniform attention, as `Matrix.summary`
-    does.
+    Trained decoders put surplus attention on the first token. Under a causal mask, the first queries see few other keys
+    and put a large weight on it in any case, so compare the result with uniform attention, as `Matrix.summary` does.
 
     Args:
         sink_tokens: number of tokens that count as the sink, at positions 0 to ``sink_tokens - 1``.
@@ -123,15 +122,14 @@ class LocalMass(PerRow):
 class Parts(PerRow):
     """The attention of each row to the sink, the local window, the anchor blocks and the rest.
 
-    The result is ``[batch, heads, q_len, 4]``, in this order. The four numbers add up to the sum of the row: 1, or less
-    if a sink logit takes a share, or 0 in a row that attends to nothing. A key that belongs to several parts counts
+    The result is ``[batch, heads, q_len, 4]``, in this order. The four values add up to the row's sum: 1, or less if a
+    sink logit takes a share, or 0 if the row attends to nothing. A key that belongs to several parts counts
     only for the first of them. A cache that reads few tokens (`saccade.caches.BlockSelectCache`) reads the first three
     parts and misses the rest.
 
     Args:
         sink: number of tokens that count as the sink, at positions 0 to ``sink - 1``.
-        local: size of the window: the query's own token and all tokens less than ``local`` positions away, on each side
-            that the query sees.
+        local: size of the window: the query's own token and all visible tokens less than ``local`` positions away.
         anchor: number of anchor blocks of each query: the blocks with the largest remaining weight.
         block_size: number of tokens in a block; the first block begins at position 0.
         positions: positions of the queries and of the keys; when None, the last query is aligned with the last key.
@@ -203,17 +201,17 @@ def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: in
 
 
 def _band(q: Positions, kv: Positions, least: int, most: int) -> Band | None:
-    """Return the band of the matrix with lags from ``least`` to ``most``, for mass statistics in a fused pass."""
+    """Return the matrix band with lags from ``least`` to ``most``, for a fused pass; None if positions have gaps."""
     lead = lead_of(q, kv)
     return None if lead is None else Band(True, lead - most, lead - least + 1)
 
 
-def _block_sums(weights: Tensor, number: Tensor) -> Tensor:
-    """Sum weights ``[batch, heads, rows, columns]`` per block of keys, for block numbers ``[batch | 1, columns]``.
+def _block_sums(weights: Tensor, blocks: Tensor) -> Tensor:
+    """Sum weights ``[batch, heads, rows, columns]`` per block of keys, given block indices ``[batch | 1, columns]``.
 
-    The first sum is for padding, which has negative block numbers.
+    The first sum is for padding, which has negative block indices.
     """
-    padding = number.new_full((1,), -1)
-    numbers, index = torch.cat([padding, number.clamp_min(-1).flatten()]).unique(return_inverse=True)
-    sums = weights.new_zeros(*weights.shape[:3], len(numbers))
-    return sums.scatter_add_(-1, index[1:].view_as(number)[:, None, None].expand_as(weights), weights)
+    padding = blocks.new_full((1,), -1)
+    distinct, index = torch.cat([padding, blocks.clamp_min(-1).flatten()]).unique(return_inverse=True)
+    sums = weights.new_zeros(*weights.shape[:3], len(distinct))
+    return sums.scatter_add_(-1, index[1:].view_as(blocks)[:, None, None].expand_as(weights), weights)

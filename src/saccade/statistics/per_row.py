@@ -1,4 +1,4 @@
-"""PerRow: base class of statistics with one result per query, and helpers for token positions."""
+"""PerRow: the base class of statistics with one result per query, and helpers for token positions."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class PerRow(Statistic[RowState, Tensor]):
         """
 
     def of_nothing(self, info: MatrixInfo) -> Tensor:
-        """Return the initial results of all rows, which remain the results of rows that attend to no key."""
+        """Return the initial results of all rows; rows that attend to no key keep them."""
         return torch.zeros(info.shape[:3], dtype=info.dtype, device=info.device)
 
     def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
-        """Return the quantity in a fused pass over the matrix that equals the statistic; None if there is none."""
+        """Return the fused-pass quantity that equals the statistic; None if there is none."""
         return None
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
@@ -103,7 +103,7 @@ def checked_pair(positions: object) -> CheckedPair:
 
 
 def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> CheckedPair:
-    """Return the positions for a statistic. By default, the last query is aligned with the last key."""
+    """Return the given positions, or by default those that align the last query with the last key."""
     if positions is None:
         _, _, q_len, kv_len = info.shape
         return Positions(range(kv_len - q_len, kv_len)), Positions(range(kv_len))
@@ -111,7 +111,7 @@ def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> Ch
 
 
 def lead_of(q: Positions, kv: Positions) -> int | None:
-    """Return how many positions query i is after key i; None unless all positions are consecutive."""
+    """Return the position of query i minus that of key i; None unless all positions are consecutive."""
     return None if q.first is None or kv.first is None else q.first - kv.first
 
 
@@ -121,7 +121,7 @@ def block_positions(block: Block, q: Positions, kv: Positions) -> tuple[Tensor, 
 
 
 def _at(x: Positions, block: Block, indices: Tensor) -> Tensor:
-    """Return token positions at the given indices, for the batch items of a block: ``[batch | 1, len(indices)]``."""
+    """Return the token positions at the given indices for a block's batch items, ``[batch | 1, len(indices)]``."""
     if x.run is not None:
         return (x.run.start + x.run.step * indices)[None]
     table = x.on(block.weights.device)
@@ -129,7 +129,7 @@ def _at(x: Positions, block: Block, indices: Tensor) -> Tensor:
 
 
 def _as_run(x: Positions) -> Positions:
-    """Convert the positions for a statistic to a range if all items have the same consecutive positions."""
+    """Convert positions to a range if all batch items have the same consecutive positions."""
     table = x.table
     if table is None or x.items > 1 or not table.numel() or not bool((table.diff() == 1).all()):
         return x

@@ -20,7 +20,7 @@ How = Literal["mean", "sum", "max"]
 
 class _Cells(NamedTuple):
     cells: Tensor  # [batch, heads, q_bins, kv_bins]: sums, or maxima
-    seeing: Tensor  # [batch, heads, q_len]: 1 for a query that attends to something
+    nonempty: Tensor  # [batch, heads, q_len]: 1 for a query that attends to something
     kv_bin: Tensor  # [kv_len]: the bin of each key
     info: MatrixInfo
 
@@ -35,8 +35,8 @@ class Pooled(Statistic[_Cells, Tensor]):
     Args:
         bins: maximum number of cells on either side, at least 1.
         how: "mean" averages over the queries of a bin and sums over its keys, so that rows still sum to 1. A cell is
-            the attention of a typical query in one bin to the keys in another. Queries that may attend to nothing do
-            not count; a bin without any other queries is 0. "sum" adds over queries and keys. "max" is the largest
+            the attention of a typical query in one bin to the keys in another. Queries that attend to nothing do not
+            count; a bin without other queries is 0. "sum" adds over queries and keys. "max" is the largest
             weight of a cell (at least 0), so that thin diagonals and single keys stay visible. Use "mean" to compare
             numbers and "max" to look at patterns.
 
@@ -67,8 +67,8 @@ class Pooled(Statistic[_Cells, Tensor]):
         kv_bin = torch.arange(kv_len, device=device) * kv_bins // max(kv_len, 1)
         least = info.hidden if self.how == "max" else 0.0
         cells = torch.full((batch, heads, q_bins, kv_bins), least, dtype=dtype, device=device)
-        seeing = torch.zeros(batch, heads, q_len if self.how == "mean" else 0, dtype=dtype, device=device)
-        return _Cells(cells, seeing, kv_bin, info)
+        nonempty = torch.zeros(batch, heads, q_len if self.how == "mean" else 0, dtype=dtype, device=device)
+        return _Cells(cells, nonempty, kv_bin, info)
 
     def add(self, state: _Cells, block: Block) -> _Cells:
         weights, q_bins = block.weights, state.cells.shape[2]
@@ -84,21 +84,21 @@ class Pooled(Statistic[_Cells, Tensor]):
         least = state.info.hidden if self.how == "max" else 0.0
         cells = rows.new_full((*rows.shape[:-1], state.cells.shape[3]), least, dtype=state.cells.dtype)
         cells.scatter_reduce_(-1, kv_bin, rows.to(cells.dtype), "amax" if self.how == "max" else "sum")
-        own = state.cells[block.batch, block.heads]
-        own[:, :, bins] = _merged(own[:, :, bins], cells, self.how)
+        block_cells = state.cells[block.batch, block.heads]
+        block_cells[:, :, bins] = _merged(block_cells[:, :, bins], cells, self.how)
         if self.how == "mean":
-            state.seeing[block.batch, block.heads, as_slice(block.rows)] = (weights.sum(-1) != 0).to(cells.dtype)
+            state.nonempty[block.batch, block.heads, as_slice(block.rows)] = (weights.sum(-1) != 0).to(cells.dtype)
         return state
 
     def merge(self, state: _Cells, other: _Cells) -> _Cells:
         cells = _merged(state.cells, other.cells, self.how)
-        return state._replace(cells=cells, seeing=state.seeing + other.seeing)
+        return state._replace(cells=cells, nonempty=state.nonempty + other.nonempty)
 
     def finish(self, state: _Cells) -> Tensor:
         cells, (_, _, q_len, _) = state.cells, state.info.shape
         if self.how == "mean" and q_len:
             edges = torch.tensor(_edges(cells.shape[2], q_len), device=cells.device)
-            counts = torch.nn.functional.pad(state.seeing.cumsum(-1), (1, 0))[..., edges].diff(dim=-1)
+            counts = torch.nn.functional.pad(state.nonempty.cumsum(-1), (1, 0))[..., edges].diff(dim=-1)
             cells = cells / counts.clamp_min(1)[..., None]
         return cells.to(state.info.dtype)
 
@@ -116,7 +116,7 @@ def _runs_per_bin(rows: range, bins: int, length: int) -> Iterator[tuple[int, in
     """Yield (bin, start, stop) for each pooling bin; start and stop are indices into ``rows``."""
     start = 0
     while start < len(rows):
-        own = rows[start] * bins // length
-        stop = bisect_left(rows, -(-(own + 1) * length // bins))
-        yield own, start, stop
+        bin_index = rows[start] * bins // length
+        stop = bisect_left(rows, -(-(bin_index + 1) * length // bins))
+        yield bin_index, start, stop
         start = stop

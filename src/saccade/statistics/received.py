@@ -1,4 +1,4 @@
-"""Attention received by each key, and mutual information between the positions of queries and keys."""
+"""The attention that each key receives, and the mutual information between query and key positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.statistics.statistic import MatrixInfo, Statistic, SweepFormula
 
 
 class ReceivedSums(NamedTuple):
-    """State of the `Received` statistic: the column sums so far, and the properties of the matrix."""
+    """State of the `Received` statistic: the column sums so far, and the matrix's `MatrixInfo`."""
 
     sums: Tensor
     info: MatrixInfo
@@ -79,7 +79,7 @@ class PositionInformation(Statistic[_State, Tensor]):
     Raises:
         UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: the cost of `Entropy` and `Received`, whose results are shared; O(kv_len) memory.
+    Cost: that of `Entropy` and `Received`, with which it shares computations; O(kv_len) memory.
 
     Example:
         >>> from saccade import AttentionMatrix, masks

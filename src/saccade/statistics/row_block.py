@@ -1,4 +1,4 @@
-"""Block: complete rows of a matrix. Statistics process a matrix block by block."""
+"""Block: complete rows of a matrix, the unit in which statistics process a matrix."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-_ENTRIES = 1 << 18  # number of weights in a block, which take a megabyte
-_LEAST_LOG = -1000.0  # less than the log of any positive number in any dtype, and its square is finite
+_ENTRIES = 1 << 18  # maximum number of weights in a block: a megabyte
+_LEAST_LOG = -1000.0  # below the log of any positive number in any dtype; its square is finite
 
 
 class _Fields(NamedTuple):
@@ -27,20 +27,20 @@ class _Fields(NamedTuple):
 
 
 class Block(_Fields):
-    """A block of complete rows of a matrix, limited to the columns where the rows can differ from 0.
+    """A block of complete rows of a matrix, restricted to the columns where the rows can be nonzero.
 
-    Values that several statistics need are computed once, on first use.
+    Values that several statistics share are computed once, on first use.
 
     Attributes:
         batch, heads: slices of batch items and heads: a single head, or complete groups of heads that share keys.
-        rows: indices of queries.
-        columns: indices of keys, as ranges; the rows are 0 in all other columns.
+        rows: indices of the queries.
+        columns: indices of the keys, as ranges; the rows are 0 in all other columns.
         weights: ``[batch, heads, rows, columns]``, float32 or wider.
         log_weights: natural log of the weights if the mechanism computes it, finite even for a weight of 0, and precise
             for weights close to 0 or 1; None otherwise.
         lse: natural log of the softmax denominator of each row, ``[batch, heads, rows]``, if the weights are a softmax;
             -inf in a row that attends to nothing. None otherwise.
-        hidden: the value of the other columns, which statistics do not count as weights.
+        hidden: the value of all other columns; statistics do not count these as weights.
     """
 
     @cached_property
@@ -117,7 +117,7 @@ def row_blocks(
     head: int | None = None,
     rows: range | None = None,
 ) -> Iterator[Block]:
-    """Yield blocks of complete rows of a matrix, each from one head of one batch item and at most a megabyte in size.
+    """Yield blocks of complete rows of a matrix, each of one head and batch item, and of at most a megabyte.
 
     Args:
         shape: the shape of the matrix.
@@ -130,9 +130,9 @@ def row_blocks(
     for b in range(items) if batch is None else (batch,):
         for h in range(heads) if head is None else (head,):
             for start in range(rows.start, rows.stop, step):
-                some = range(start, min(start + step, rows.stop))
-                weights = weights_of(b, h, some)[None, None]
-                yield Block(slice(b, b + 1), slice(h, h + 1), some, (range(kv_len),), weights)
+                part = range(start, min(start + step, rows.stop))
+                weights = weights_of(b, h, part)[None, None]
+                yield Block(slice(b, b + 1), slice(h, h + 1), part, (range(kv_len),), weights)
 
 
 def as_slice(span: range) -> slice:

@@ -67,8 +67,8 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
 
     A sink has one singular value of :math:`\sqrt n`, uniform attention has one singular value of 1, and a head that
     attends to the previous token has n singular values of 1 (under a causal mask, where the first token attends to
-    itself, √2, n - 2 of 1, and 0). Eigenvalues do not distinguish these patterns: the
-    eigenvalues of a causal matrix are the diagonal.
+    itself: √2, n - 2 times 1, and 0). Eigenvalues do not distinguish these patterns, because the eigenvalues of a
+    causal matrix are its diagonal.
 
     A block Krylov space of :math:`A^\top A` grows with each pass over the matrix, until every residual is below the
     tolerance or the maximum number of passes is reached. The residuals show the accuracy. In float32 they do not fall
@@ -103,12 +103,12 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     values = torch.zeros(batch, heads, k, dtype=wide, device=matrix.device)
     residuals, sweeps = values.clone(), 0
     with torch.no_grad():
-        for found in _krylov_sweeps(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
-            theta, left, sweeps = found
-            own = theta.clamp_min(0.0).sqrt()
-            values[..., :rank] = own
-            # |sigma² - theta| <= left for some sigma: so |sigma - own| <= left / own, and also <= the root of left.
-            residuals[..., :rank] = torch.minimum(left / own.clamp_min(1e-300), left.sqrt())
+        for state in _krylov_sweeps(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
+            theta, distance, sweeps = state
+            sigma = theta.clamp_min(0.0).sqrt()
+            values[..., :rank] = sigma
+            # Some singular value s has |s² - theta| <= distance, so |s - sigma| <= distance / sigma and <= √distance.
+            residuals[..., :rank] = torch.minimum(distance / sigma.clamp_min(1e-300), distance.sqrt())
             if bool((residuals <= tolerance * values[..., :1]).all()):
                 break
     return Spectrum(values.to(info.dtype), residuals.to(info.dtype), sweeps)
@@ -117,7 +117,7 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
 def _krylov_sweeps(
     matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield squares of the largest singular values and their residuals, as the Krylov space grows."""
+    """Yield squared singular values (largest first), residuals and the number of passes, as the Krylov space grows."""
     batch, heads, _, kv_len = matrix.shape
     width = min(rank + 2, kv_len)  # two more than requested, so that the last one converges as well
     generator = torch.Generator().manual_seed(0)
@@ -131,14 +131,14 @@ def _krylov_sweeps(
         small = basis.mT @ images
         theta, vectors = torch.linalg.eigh((small + small.mT) / 2)
         theta, vectors = theta.flip(-1)[..., :rank], vectors.flip(-1)[..., :rank]
-        left = (images @ vectors - (basis @ vectors) * theta[..., None, :]).norm(dim=-2)
-        yield theta, left, sweep
+        distance = (images @ vectors - (basis @ vectors) * theta[..., None, :]).norm(dim=-2)
+        yield theta, distance, sweep
         width = min(width, kv_len - basis.shape[-1])
         if width == 0:
             return  # the space is complete
         rest = image[..., :width] - basis @ (basis.mT @ image[..., :width])
         norm = rest.norm(dim=-2, keepdim=True)
-        # If the subspace is invariant, restart with a random vector.
+        # If the subspace is invariant, continue with random vectors.
         other = torch.randn(kv_len, width, generator=generator, dtype=torch.float64, device="cpu").to(rest)
         rest = torch.where(norm > 1e-10 * image.norm(dim=-2).amax(-1)[..., None, None], rest / norm, other)
         for _ in range(2):  # orthogonalise twice, because a single pass loses digits
@@ -151,7 +151,7 @@ def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int 
 
     .. math:: \frac{\|A\|_F^2}{\sigma_1^2}, \qquad 1 \le \text{stable rank} \le \text{rank}
 
-    This is roughly the number of directions that matter: 1 if all rows are equal, n if each query attends to a
+    This is roughly the number of significant directions: 1 if all rows are equal, n if each query attends to a
     different key. A larger scale may raise it, because nearly equal rows become distinct. The result is 0 for a head
     whose queries attend to nothing.
 

@@ -1,4 +1,4 @@
-"""Statistic: base class of statistics of an attention matrix, which are computed block by block."""
+"""Statistic: the base class of statistics of an attention matrix, computed block by block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.statistics.row_block import Block
 from saccade.support.errors import kind, type_error
 from saccade.support.numerics import widest_dtype
 
-_ROWS = 32  # number of rows computed for all heads before the next rows, for statistics that need all heads
+_ROWS = 32  # number of rows to compute in all heads before the next rows, for statistics that need all heads
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -25,13 +25,13 @@ DENSE_LIMIT = 1 << 26
 
 
 class MatrixInfo(NamedTuple):
-    """Properties of a matrix that are available to a statistic before the first block.
+    """Properties of a matrix that a statistic receives before the first block.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len).
         dtype: dtype of the weights and of the results, float32 or wider.
         device: device of the weights.
-        hidden: the value of pairs that no block contains: 0, or -inf in a matrix of scores.
+        hidden: the value of pairs outside all blocks: 0, or -inf in a matrix of scores.
     """
 
     shape: tuple[int, int, int, int]
@@ -41,32 +41,33 @@ class MatrixInfo(NamedTuple):
 
     @classmethod
     def of(cls, matrix: MatrixLike) -> MatrixInfo:
-        """Return the properties of a matrix, whose weights are computed in float32 or wider."""
+        """Return the `MatrixInfo` of a matrix; the dtype is float32 or wider, like the weights in blocks."""
         return cls(matrix.shape, torch.promote_types(matrix.dtype, torch.float32), matrix.device, matrix.hidden)
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """The widest dtype, used for long sums of statistics so that many small values are not lost to rounding."""
+        """The device's widest float dtype, used for long sums so that rounding does not lose small terms."""
         return widest_dtype(self.device)
 
 
 class Far(NamedTuple):
-    """The mean distance, as computed in a fused pass over the matrix. Query i is ``ahead`` positions after key i."""
+    """The mean-distance quantity of a fused pass over the matrix. Query i is ``ahead`` positions after key i."""
 
     ahead: int
 
 
 Quantity = str | Far | Band
-"""A quantity of a fused pass: one of `NUMBERS`, a distance or the sum of a band per row; or "received" per key."""
+"""A quantity of a fused pass: per row, one of `NUMBERS`, a distance or a band's sum; per key, "received"."""
 
 
 class SweepFormula(NamedTuple):
-    """A formula that computes a statistic from quantities that a fused pass over the matrix returns.
+    """A formula for a statistic in terms of the quantities that a fused pass over the matrix returns.
 
     Attributes:
         quantities: the quantities that the formula needs.
-        formula: computes the result from tensors ``[batch, heads, q_len]``, or float64 ``[batch, heads, kv_len]`` for
-            keys. It must neither return nor modify the arguments, because other statistics use the same tensors.
+        formula: computes the result from the quantities: ``[batch, heads, q_len]`` per row, and float64
+            ``[batch, heads, kv_len]`` per key. It must neither return nor modify its arguments, because other
+            statistics use the same tensors.
     """
 
     quantities: tuple[Quantity, ...]
@@ -78,8 +79,8 @@ class Statistic(ABC, Generic[State, Result]):
 
     `start` returns the state before the first row. `add` adds a block of complete rows, and each row is added once.
     `merge` combines the states of different rows of a matrix (batch items, heads, ranges of queries, decoding steps),
-    in any order and grouping. `finish` returns the result. ``Matrix.compute`` computes many
-    statistics in one pass over the matrix.
+    in any order and grouping. `finish` returns the result. ``Matrix.compute`` computes many statistics in one pass over
+    the matrix.
 
     Blocks must not be modified, because other statistics read the same tensors.
 
@@ -104,7 +105,7 @@ class Statistic(ABC, Generic[State, Result]):
 
     @property
     def needs_distributions(self) -> bool:
-        """True if the statistic is defined only for rows that are distributions: nonnegative, with sum 1 (or 0)."""
+        """True if rows must be distributions (nonnegative, with sum 1 or 0) for the statistic to be defined."""
         return False
 
     @property
@@ -122,7 +123,7 @@ class Statistic(ABC, Generic[State, Result]):
 
     @abstractmethod
     def merge(self, state: State, other: State) -> State:
-        """Combine two states of the statistic, for different rows of a matrix, without modifying the states."""
+        """Combine two of the statistic's states, from different rows of a matrix, without modifying them."""
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
         """Return the formula of the statistic for a fused pass over the matrix; None if the statistic needs blocks."""
@@ -139,7 +140,7 @@ class Statistic(ABC, Generic[State, Result]):
         attention in any case.
 
         Args:
-            matrix: the matrix that is measured; only its mask is read.
+            matrix: the measured matrix; only its mask is read.
 
         Raises:
             UnsupportedError: the statistic has no baseline, or the matrix has no mask.
@@ -159,7 +160,7 @@ class Statistic(ABC, Generic[State, Result]):
 
 
 class MatrixLike(Protocol):
-    """The part of the interface of `saccade.Matrix` that statistics use."""
+    """The part of `saccade.Matrix`'s interface that statistics use."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -179,7 +180,7 @@ class MatrixLike(Protocol):
 
     @property
     def hidden(self) -> float:
-        """Value of the matrix for pairs that no block contains."""
+        """Value of the matrix for pairs outside all blocks."""
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         """Return the positions of the given queries and keys of the matrix."""
@@ -204,16 +205,16 @@ class MatrixLike(Protocol):
 
 
 def blocks_for(matrix: MatrixLike, statistics: Collection[Statistic[Any, Any]]) -> Iterator[Block]:
-    """Yield the blocks of a matrix in the order that the statistics need. Without statistics, yield no blocks."""
+    """Return the blocks of a matrix in the order that the statistics need; none if there are no statistics."""
     if not any(statistic.needs_all_heads for statistic in statistics):
         return iter(matrix.blocks() if statistics else ())
     q_len = matrix.shape[2]
-    few = [range(first, min(first + _ROWS, q_len)) for first in range(0, q_len, _ROWS)]
-    return (block for rows in few for block in matrix.blocks(rows=rows))
+    row_ranges = [range(first, min(first + _ROWS, q_len)) for first in range(0, q_len, _ROWS)]
+    return (block for rows in row_ranges for block in matrix.blocks(rows=rows))
 
 
 def compute_from_weights(weights: Tensor, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-    """Compute several statistics of a dense tensor of weights, ``[batch, heads, q_len, kv_len]``."""
+    """Compute several statistics of dense weights, ``[batch, heads, q_len, kv_len]``."""
     batch, heads, q_len, kv_len = weights.shape
     block = Block(slice(0, batch), slice(0, heads), range(q_len), (range(kv_len),), weights)
     info = MatrixInfo((batch, heads, q_len, kv_len), weights.dtype, weights.device)

@@ -23,16 +23,16 @@ from saccade.statistics.statistic import MatrixInfo, MatrixLike, Quantity, Stati
 from saccade.statistics.uniform_baseline import (
     Near,
     Uniform,
-    even_rows_of_blocks,
-    even_rows_of_mask,
     uniform_of_blocks,
     uniform_of_mask,
+    uniform_rows_of_blocks,
+    uniform_rows_of_mask,
 )
 from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_type
 
-_MANY = 8  # with more heads in all batch items together, a table lists only the extremes and the mean
+_MAX_COLUMNS = 8  # with more heads (over all batch items), a table lists only the extremes and the mean
 _LOCAL = 16
 NEAR = (
     Near("first_mass", "first token", 0, 0, False),
@@ -44,14 +44,14 @@ NEAR = (
 
 
 class Measure(NamedTuple):
-    """A statistic with one number per head in a summary, with a name, a unit and a uniform baseline.
+    """A statistic in a summary: one number per head, with a name, a unit and a uniform baseline.
 
     Attributes:
         name: name in tables and files.
         unit: unit of the number.
         meaning: a short description.
         values: ``[batch, heads]``; NaN for a head whose queries attend to nothing.
-        uniform: the number that uniform attention over the same keys would give, ``[batch, heads]``; NaN if undefined.
+        uniform: the same number for uniform attention under the mask, ``[batch, heads]``; NaN if undefined.
     """
 
     name: str
@@ -67,11 +67,11 @@ class Summary(NamedTuple):
     ``print`` shows the table; ``summary.named("entropy")`` returns a single `Measure`.
 
     Attributes:
-        measures: statistics with one number per head.
+        measures: the statistics with one number per head.
         rows: statistics of all queries by name, each ``[batch, heads, q_len]``.
         received: attention that each key receives, ``[batch, heads, kv_len]``; 1 is the total attention of one query.
-        received_index: `received` divided by its value for uniform attention, ``[batch, heads, kv_len]``. Above 1, the
-            key receives more than the mask explains. It is 0 if no query sees the key.
+        received_index: `received` divided by its value for uniform attention, ``[batch, heads, kv_len]``. A key above 1
+            receives more than the mask explains. The index is 0 if no query sees the key.
         uniform: the statistics of uniform attention.
     """
 
@@ -111,14 +111,14 @@ class _RowSum(PerRow):
 
 
 def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts: Parts | None = None) -> Summary:
-    """Compute the summary of a matrix: all statistics that are available from one pass over the matrix.
+    """Compute the summary of a matrix: all statistics that one pass over the matrix provides.
 
     Args:
         matrix: an attention matrix from any mechanism.
         inputs: the inputs that produced the matrix, if it is a softmax; their mask determines which keys are visible.
             When None, a key counts as visible if its weight is not 0, and the largest logit is not computed.
-        parts: also compute these `Parts` of the attention, which takes more passes over the weights. If they have no
-            positions, the positions of the matrix are used.
+        parts: `Parts` of the attention to add, at the cost of more passes over the weights. If they have no positions,
+            the positions of the matrix are used.
 
     Raises:
         TypeError: ``parts`` is not a `Parts`.
@@ -152,12 +152,12 @@ def _with_parts(
     """Add the `Parts` of the attention to a summary, together with the parts of uniform attention."""
     placed = parts if parts.positions is not None else dataclasses.replace(parts, positions=positions)
     if inputs is None:
-        even = even_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), placed)
+        baseline = uniform_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), placed)
     else:
-        even = even_rows_of_mask(inputs, positions, placed)
+        baseline = uniform_rows_of_mask(inputs, positions, placed)
     values = matrix.compute(placed)[0]
-    rows = {**summary.rows, **{f"{name}_part": values[..., place] for place, name in enumerate(PARTS)}}
-    measures = (*summary.measures, *_measures_of_parts(parts, values, even, summary.uniform.visible))
+    rows = {**summary.rows, **{f"{name}_part": values[..., index] for index, name in enumerate(PARTS)}}
+    measures = (*summary.measures, *_measures_of_parts(parts, values, baseline, summary.uniform.visible))
     return summary._replace(measures=measures, rows=rows)
 
 
@@ -190,7 +190,7 @@ def _statistics(positions: CheckedPair, *, with_distributions: bool) -> dict[str
 
 
 def summary_of_results(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
-    """Build a summary from the named results of one pass over the matrix and from those of uniform attention."""
+    """Build a summary from the statistics of a matrix by name, and from those of uniform attention."""
     shape = answers["largest_weight"].shape
     received = answers["received"]
     expected = uniform.received.expand(received.shape)
@@ -208,53 +208,53 @@ def _measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure,
         answers: results by name, for queries (``[batch, heads, q_len]``), keys and heads.
         uniform: the results for uniform attention.
     """
-    seen = uniform.visible.expand(answers["largest_weight"].shape)
+    num_visible = uniform.visible.expand(answers["largest_weight"].shape)
     return (
-        *_measures_of_rows(answers, uniform, seen),
-        *_measures_of_heads(answers, uniform, seen),
-        *_measures_of_logits(answers, seen),
+        *_measures_of_rows(answers, uniform, num_visible),
+        *_measures_of_heads(answers, uniform, num_visible),
+        *_measures_of_logits(answers, num_visible),
     )
 
 
-def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary from the shares of `Parts`.
+def _measures_of_parts(parts: Parts, values: Tensor, baseline: Tensor, num_visible: Tensor) -> Iterator[Measure]:
+    """Yield the summary measures for the shares of `Parts`.
 
     Args:
         parts: the statistic.
         values: the result of the statistic, ``[batch, heads, q_len, 4]``.
-        even: the result for uniform attention; the sizes of batch and heads may be 1.
-        seen: number of keys that each query sees; the sizes of batch and heads may be 1.
+        baseline: the result for uniform attention; the sizes of batch and heads may be 1.
+        num_visible: number of visible keys of each query; the sizes of batch and heads may be 1.
     """
-    sees = (seen > 0).expand(values.shape[:3])
-    said = (
+    has_keys = (num_visible > 0).expand(values.shape[:3])
+    meanings = (
         f"given to the first {parts.sink} tokens" if parts.sink != 1 else "given to the first token",
         f"to tokens less than {parts.local} away",
         f"to the {parts.anchor} strongest blocks of {parts.block_size} among the others",
         "to all others",
     )
-    for place, (name, meaning) in enumerate(zip(PARTS, said, strict=True)):
-        own, uniform = (_mean(x.expand(values.shape)[..., place], sees) for x in (values, even))
-        yield Measure(f"{name}_part", "share", meaning, own, uniform)
+    for index, (name, meaning) in enumerate(zip(PARTS, meanings, strict=True)):
+        measured, uniform = (_mean(x.expand(values.shape)[..., index], has_keys) for x in (values, baseline))
+        yield Measure(f"{name}_part", "share", meaning, measured, uniform)
 
 
-def _effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:
-    """Return the effective number of keys of each query, for the summary; 0 if the query sees no keys."""
-    return entropy.exp().where(seen > 0, 0.0)
+def _effective_tokens(entropy: Tensor, num_visible: Tensor) -> Tensor:
+    """Return the effective number of keys of each query, ``exp(entropy)``; 0 if the query sees no keys."""
+    return entropy.exp().where(num_visible > 0, 0.0)
 
 
-def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary that are means over the queries with visible keys."""
-    sees, visible = seen > 0, seen.clamp_min(1.0)
+def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, num_visible: Tensor) -> Iterator[Measure]:
+    """Yield the summary measures that are means over the queries with visible keys."""
+    has_keys, visible = num_visible > 0, num_visible.clamp_min(1.0)
 
-    def mean(name: str, unit: str, meaning: str, values: Tensor, even: Tensor, over: Tensor = sees) -> Measure:
-        return Measure(name, unit, meaning, _mean(values, over), _mean(even, over))
+    def mean(name: str, unit: str, meaning: str, values: Tensor, baseline: Tensor, over: Tensor = has_keys) -> Measure:
+        return Measure(name, unit, meaning, _mean(values, over), _mean(baseline, over))
 
     if "entropy" in answers:
-        entropy, bound, chooses = answers["entropy"], visible.log(), seen > 1
-        relative = entropy / bound.where(chooses, 1.0)
+        entropy, bound, has_choice = answers["entropy"], visible.log(), num_visible > 1
+        relative = entropy / bound.where(has_choice, 1.0)
         yield mean("entropy", "nats", "over how many keys a query spreads", entropy, bound)
-        yield mean("relative_entropy", "of log visible keys", "1 is even", relative, torch.ones_like(bound), chooses)
-        tokens = _effective_tokens(entropy, seen)
+        yield mean("relative_entropy", "of log visible keys", "1 is even", relative, torch.ones_like(bound), has_choice)
+        tokens = _effective_tokens(entropy, num_visible)
         yield mean("effective_tokens", "keys", "exp of the entropy", tokens, visible)
     else:
         yield mean(
@@ -262,50 +262,56 @@ def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor
         )
     yield mean("largest_weight", "share", "of a query's strongest key", answers["largest_weight"], 1.0 / visible)
     for near in NEAR:
-        even = uniform.near[near.name].expand(seen.shape) / visible
-        yield mean(near.name, "share", f"given to the {near.what}", answers[near.name], even)
+        baseline = uniform.near[near.name].expand(num_visible.shape) / visible
+        yield mean(near.name, "share", f"given to the {near.what}", answers[near.name], baseline)
     if "distance" in answers:
-        even = uniform.distance.expand(seen.shape)
-        yield mean("distance", "tokens", "mean, weighted by attention", answers["distance"], even)
+        baseline = uniform.distance.expand(num_visible.shape)
+        yield mean("distance", "tokens", "mean, weighted by attention", answers["distance"], baseline)
 
 
-def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary that describe an entire head and are not means over queries."""
-    sees, visible, received = seen > 0, seen.clamp_min(1.0), answers["received"]
-    count = sees.sum(-1)
-    some = count.clamp_min(1).to(received.dtype)
+def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, num_visible: Tensor) -> Iterator[Measure]:
+    """Yield the summary measures that describe an entire head instead of averaging over queries."""
+    has_keys, visible, received = num_visible > 0, num_visible.clamp_min(1.0), answers["received"]
+    count = has_keys.sum(-1)
+    num_queries = count.clamp_min(1).to(received.dtype)
     expected = uniform.received.expand(received.shape)
     if received.shape[-1]:
         most, key = received.max(-1)
-        even = expected.gather(-1, key[..., None])[..., 0]
+        baseline = expected.gather(-1, key[..., None])[..., 0]
     else:
-        most = even = received.new_zeros(received.shape[:2])
+        most = baseline = received.new_zeros(received.shape[:2])
 
-    def known(name: str, unit: str, meaning: str, values: Tensor, even: Tensor) -> Measure:
-        return Measure(name, unit, meaning, *(one.where(count > 0, torch.nan) for one in (values, even)))
+    def head_measure(name: str, unit: str, meaning: str, values: Tensor, baseline: Tensor) -> Measure:
+        return Measure(name, unit, meaning, *(x.where(count > 0, torch.nan) for x in (values, baseline)))
 
-    yield known("most_received", "share of all", "received by the key that receives most", most / some, even / some)
+    yield head_measure(
+        "most_received",
+        "share of all",
+        "received by the key that receives most",
+        most / num_queries,
+        baseline / num_queries,
+    )
     if "position_information" in answers:
-        mean = torch.special.entr(expected / some[..., None]).sum(-1)
-        even = (mean - (visible.log() * sees).sum(-1) / some).clamp_min(0.0)
+        mean = torch.special.entr(expected / num_queries[..., None]).sum(-1)
+        baseline = (mean - (visible.log() * has_keys).sum(-1) / num_queries).clamp_min(0.0)
         meaning = "mutual information of query position and attended key"
-        yield known("position_information", "nats", meaning, answers["position_information"], even)
-    norm, even = answers["squared_norm"].sum(-1).sqrt(), (sees / visible).sum(-1).sqrt()
-    yield known("frobenius_norm", "1", "square root of the sum of all squares", norm, even)
+        yield head_measure("position_information", "nats", meaning, answers["position_information"], baseline)
+    norm, baseline = answers["squared_norm"].sum(-1).sqrt(), (has_keys / visible).sum(-1).sqrt()
+    yield head_measure("frobenius_norm", "1", "square root of the sum of all squares", norm, baseline)
 
 
-def _measures_of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary that describe the scores from which the weights were computed."""
-    sees = seen > 0
+def _measures_of_logits(answers: dict[str, Tensor], num_visible: Tensor) -> Iterator[Measure]:
+    """Yield the summary measures of the scores behind the weights."""
+    has_keys = num_visible > 0
     if "largest_logit" in answers:
-        largest = answers["largest_logit"].where(sees, -torch.inf)
+        largest = answers["largest_logit"].where(has_keys, -torch.inf)
         values = largest.amax(-1) if largest.shape[-1] else largest.new_full(largest.shape[:2], -torch.inf)
-        values, nothing = values.where(sees.any(-1), torch.nan), torch.full_like(values, torch.nan)
+        values, nothing = values.where(has_keys.any(-1), torch.nan), torch.full_like(values, torch.nan)
         yield Measure("largest_logit", "nats", "of all scores", values, nothing)
     if "logit_variance" in answers:
-        values = _mean(answers["logit_variance"], sees)
-        even = _mean(torch.zeros_like(answers["logit_variance"]), sees)
-        yield Measure("logit_variance", "nats²", "of a query's scores", values, even)
+        values = _mean(answers["logit_variance"], has_keys)
+        baseline = _mean(torch.zeros_like(answers["logit_variance"]), has_keys)
+        yield Measure("logit_variance", "nats²", "of a query's scores", values, baseline)
 
 
 def _mean(values: Tensor, over: Tensor) -> Tensor:
@@ -317,25 +323,27 @@ def _mean(values: Tensor, over: Tensor) -> Tensor:
 def _table_lines(measures: tuple[Measure, ...]) -> Iterator[str]:
     batch, heads = measures[0].values.shape
     names = [f"b{b} h{h}" if batch > 1 else f"h{h}" for b in range(batch) for h in range(heads)]
-    few = len(names) <= _MANY
-    head = ["", "unit", *([*names, "uniform"] if few else ["least", "", "mean", "most", "", "uniform"])]
+    lists_all = len(names) <= _MAX_COLUMNS
+    head = ["", "unit", *([*names, "uniform"] if lists_all else ["least", "", "mean", "most", "", "uniform"])]
     table = [head]
     for measure in measures:
-        values, even = measure.values.flatten(), measure.uniform.flatten()
-        if few:
+        values, baseline = measure.values.flatten(), measure.uniform.flatten()
+        if lists_all:
             cells = [_number_text(value) for value in values.tolist()]
         else:
             known = [(value, name) for value, name in zip(values.tolist(), names, strict=True) if not math.isnan(value)]
-            (least, where), (most, there) = (min(known), max(known)) if known else [(math.nan, "")] * 2
+            (least, least_head), (most, most_head) = (min(known), max(known)) if known else [(math.nan, "")] * 2
             mean = sum(value for value, _ in known) / max(1, len(known))
-            cells = [_number_text(least), where, _number_text(mean), _number_text(most), there]
-        even = even[~even.isnan()]
-        table.append([measure.name, measure.unit, *cells, _number_text(float(even.mean())) if len(even) else "–"])
+            cells = [_number_text(least), least_head, _number_text(mean), _number_text(most), most_head]
+        baseline = baseline[~baseline.isnan()]
+        table.append(
+            [measure.name, measure.unit, *cells, _number_text(float(baseline.mean())) if len(baseline) else "–"]
+        )
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = [
-            cell.ljust(width) if place < 2 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
 

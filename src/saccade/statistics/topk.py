@@ -13,7 +13,7 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.validation import check_int
 
-_FEWEST_SHARES = 8  # with fewer shares, select directly
+_FEWEST_SHARES = 8  # with fewer shares, use torch.topk on the whole row
 
 
 class Strongest(NamedTuple):
@@ -81,18 +81,18 @@ class TopK(Statistic[Strongest, Strongest]):
 def _largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the largest weights of each row, like ``torch.topk``, but faster for wide rows.
 
-    Wide rows are viewed as ``[shares, width]``. Each of the k largest weights is in one of the k columns with the
-    largest maxima over the shares, and computing maxima is far cheaper than selection.
+    Wide rows are reshaped to ``[shares, width]``. Each of the k largest weights is in one of the k columns with the
+    largest maxima over the shares, and computing maxima is far cheaper than selecting the k largest.
     """
     columns = weights.shape[-1]
-    shares = math.isqrt(columns // k)  # makes the two selections about equally long
+    shares = math.isqrt(columns // k)  # makes the two selections about equally wide
     if shares < _FEWEST_SHARES:
         return weights.topk(k, -1)
     width = columns // shares
-    even = shares * width
-    best = weights[..., :even].unflatten(-1, (shares, width)).amax(-2).topk(k, -1, sorted=False).indices
-    starts = torch.arange(0, even, width, device=weights.device)
-    rest = torch.arange(even, columns, device=weights.device).expand(*weights.shape[:-1], -1)
+    covered = shares * width
+    best = weights[..., :covered].unflatten(-1, (shares, width)).amax(-2).topk(k, -1, sorted=False).indices
+    starts = torch.arange(0, covered, width, device=weights.device)
+    rest = torch.arange(covered, columns, device=weights.device).expand(*weights.shape[:-1], -1)
     candidates = torch.cat([(best[..., None] + starts).flatten(-2), rest], -1)
     largest, chosen = weights.gather(-1, candidates).topk(k, -1)
     return largest, candidates.gather(-1, chosen)

@@ -25,7 +25,7 @@ class Transposed(Generic[M]):
 
     @property
     def mT(self) -> M:
-        """The original matrix, i.e. the transpose of the transposed matrix."""
+        """The original matrix."""
         return self._matrix
 
     def __matmul__(self, x: Tensor) -> Tensor:

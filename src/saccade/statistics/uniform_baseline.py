@@ -17,7 +17,7 @@ from saccade.statistics.per_row import CheckedPair, PerRow, lead_of
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo
 
-_PAIRS = 1 << 20  # number of pairs for which a mask is evaluated at a time
+_PAIRS = 1 << 20  # maximum number of pairs for which a mask is evaluated at a time
 
 
 class Uniform(NamedTuple):
@@ -26,10 +26,10 @@ class Uniform(NamedTuple):
     The sizes of batch and heads are 1 if the mask is the same for all batch items or heads.
 
     Attributes:
-        visible: number of keys that each query sees, ``[batch | 1, heads | 1, q_len]``.
+        visible: number of visible keys of each query, ``[batch | 1, heads | 1, q_len]``.
         received: column sums of uniform attention, ``[batch | 1, heads | 1, kv_len]``.
-        distance: mean distance from each query to the keys that it sees, ``[batch | 1, heads | 1, q_len]``.
-        near: for each `Near` range, by name, the number of keys in it that each query sees,
+        distance: mean distance from each query to its visible keys, ``[batch | 1, heads | 1, q_len]``.
+        near: by name of a `Near` range, the number of each query's visible keys in the range,
             ``[batch | 1, heads | 1, q_len]``.
     """
 
@@ -40,7 +40,7 @@ class Uniform(NamedTuple):
 
 
 class Near(NamedTuple):
-    """A named range of lags or initial positions. The uniform baseline counts the visible keys in this range."""
+    """A named range of lags or initial positions, in which the uniform baseline counts visible keys."""
 
     name: str
     what: str
@@ -49,7 +49,7 @@ class Near(NamedTuple):
     is_lag: bool
 
     def statistic(self, positions: CheckedPair) -> PerRow:
-        """Return the statistic that sums each row over the range. For rows of ones, it counts the visible keys."""
+        """Return the statistic that sums each row over the range; on a 0/1 mask, it counts the visible keys."""
         if not self.is_lag:
             return SinkMass(self.most + 1, positions)
         return LagMass(self.least, positions) if self.least == self.most else LocalMass(self.most, positions)
@@ -60,12 +60,12 @@ def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple
 
     Cost: O(pairs in partial tiles) time; the diagonal tiles of a causal mask also have a closed form.
     """
-    whole = _even_info(inputs, positions)
+    whole = _uniform_info(inputs, positions)
     items, num_heads = whole.shape[:2]
     sums = _Sums(whole, positions, near)
     for tile in inputs.row_plan.tiles:
         batch = slice(0, 1) if items == 1 else tile.batch
-        partial = sum(len(strip.keys) for strip in tile.columns if not _is_counted(strip))
+        partial = sum(len(strip.keys) for strip in tile.columns if not _has_closed_form(strip))
         height = max(1, _PAIRS // partial) if partial else tile.height
         for start in range(0, tile.height, height):
             rows = tile.rows[start : start + height]
@@ -74,8 +74,8 @@ def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple
     return sums.finished()
 
 
-def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
-    """Return the properties of the uniform attention matrix. Batch and heads have size 1 if the mask is shared."""
+def _uniform_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
+    """Return the `MatrixInfo` of uniform attention, with batch and heads of size 1 if they share the mask."""
     batch, heads, q_len, kv_len = inputs.shape
     # A user's function may depend on the batch item and head even if the shape of its mask does not show it.
     shape = (batch, heads) if inputs.rule.calls_functions else inputs.rule.shape
@@ -84,18 +84,18 @@ def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
     return MatrixInfo((items, num_heads, q_len, kv_len), inputs.compute_dtype, inputs.device)
 
 
-def _is_counted(strip: ColumnRange) -> bool:
+def _has_closed_form(strip: ColumnRange) -> bool:
     return strip.partial is True or isinstance(strip.partial, Triangle)
 
 
-def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
-    """Return which keys in a range of columns each row of a tile sees, starting at row ``start``."""
+def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> VisibleKeys:
+    """Return each row's visible keys in a range of columns of a tile, starting at row ``start``."""
     rows = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.partial is True:
-        return Seen(strip.keys, torch.full_like(rows, len(strip.keys)), None)
+        return VisibleKeys(strip.keys, torch.full_like(rows, len(strip.keys)), None)
     if isinstance(strip.partial, Triangle):
-        return Seen(strip.keys, (rows + strip.partial.offset + 1).clamp(0, len(strip.keys)), None)
-    return Seen(strip.keys, None, allowed(inputs, tile._replace(columns=(strip,))))
+        return VisibleKeys(strip.keys, (rows + strip.partial.offset + 1).clamp(0, len(strip.keys)), None)
+    return VisibleKeys(strip.keys, None, allowed(inputs, tile._replace(columns=(strip,))))
 
 
 def uniform_of_blocks(
@@ -104,17 +104,17 @@ def uniform_of_blocks(
     """Compute the uniform baseline from weights instead of a mask: a key is visible if its weight is not 0."""
     sums = _Sums(info, positions, near)
     for block in blocks:
-        seen = [Seen(span, None, weights != 0) for span, weights in block.by_range(block.weights)]
+        seen = [VisibleKeys(span, None, weights != 0) for span, weights in block.by_range(block.weights)]
         sums.add(block.batch, block.heads, block.rows, seen)
     return sums.finished()
 
 
-def even_rows_of_mask(inputs: AttentionInputs, positions: CheckedPair, statistic: PerRow) -> Tensor:
+def uniform_rows_of_mask(inputs: AttentionInputs, positions: CheckedPair, statistic: PerRow) -> Tensor:
     """Compute a row statistic of uniform attention under a mask, ``[batch | 1, heads | 1, q_len, ...]``.
 
     Cost: O(pairs in the plan) time, a million pairs at a time.
     """
-    whole = _even_info(inputs, positions)
+    whole = _uniform_info(inputs, positions)
     items, num_heads, state = *whole.shape[:2], statistic.start(whole)
     for tile in inputs.row_plan.tiles:
         batch = slice(0, 1) if items == 1 else tile.batch
@@ -133,7 +133,7 @@ def even_rows_of_mask(inputs: AttentionInputs, positions: CheckedPair, statistic
     return statistic.finish(state)
 
 
-def even_rows_of_blocks(info: MatrixInfo, blocks: Iterable[Block], statistic: PerRow) -> Tensor:
+def uniform_rows_of_blocks(info: MatrixInfo, blocks: Iterable[Block], statistic: PerRow) -> Tensor:
     """Compute a row statistic of uniform attention from weights: a key is visible if its weight is not 0."""
     state = statistic.start(info)
     for block in blocks:
@@ -142,16 +142,16 @@ def even_rows_of_blocks(info: MatrixInfo, blocks: Iterable[Block], statistic: Pe
 
 
 def _uniform_rows(block: Block) -> Block:
-    """Convert a block with ones at visible keys to uniform attention, by dividing each row by its sum."""
+    """Convert a block of ones at visible keys to uniform attention: divide each row by its sum."""
     return Block(*block[:4], block.weights / block.weights.sum(-1, keepdim=True).clamp_min(1.0))
 
 
-class Seen(NamedTuple):
-    """The keys in a range that are visible to some rows, for the uniform baseline.
+class VisibleKeys(NamedTuple):
+    """The keys of a range that each row of a block sees, for the uniform baseline.
 
     Attributes:
         keys: the range of keys.
-        first: number of keys from the start of the range that each row sees, int64 ``[rows]``; or None.
+        first: number of keys that each row sees, counted from the start of the range, int64 ``[rows]``; or None.
         allowed: if `first` is None, whether each row sees each key, ``[batch, heads, rows, keys]``.
     """
 
@@ -161,34 +161,34 @@ class Seen(NamedTuple):
 
 
 class _Sums:
-    """Accumulator of the sums for the uniform baseline. Rows may be added in any order."""
+    """Accumulator for the sums of the uniform baseline. Rows may be added in any order."""
 
     def __init__(self, info: MatrixInfo, positions: CheckedPair, near: tuple[Near, ...]):
         batch, heads, q_len, kv_len = info.shape
         self.info, self.near, self.positions = info, near, positions
-        self.statistics = [one.statistic(positions) for one in near]
+        self.statistics = [part.statistic(positions) for part in near]
 
         def zeros(length: int) -> Tensor:
             return torch.zeros(batch, heads, length, dtype=info.sum_dtype, device=info.device)
 
         self.visible, self.received, self.far = zeros(q_len), zeros(kv_len), zeros(q_len)
-        self.counts = {one.name: zeros(q_len) for one in near}
+        self.counts = {part.name: zeros(q_len) for part in near}
 
-    def add(self, batch: slice, heads: slice, rows: range, seen: Sequence[Seen]) -> None:
+    def add(self, batch: slice, heads: slice, rows: range, visible: Sequence[VisibleKeys]) -> None:
         index, wide = (batch, heads, as_slice(rows)), self.visible.dtype
         blocks: list[Block] = []
         counted: list[tuple[range, Tensor]] = []
-        for one in seen:
-            if one.first is not None and lead_of(*self.positions) is not None:
-                self._count(index, rows, one.keys, one.first)
-                counted.append((one.keys, one.first))
+        for part in visible:
+            if part.first is not None and lead_of(*self.positions) is not None:
+                self._count(index, rows, part.keys, part.first)
+                counted.append((part.keys, part.first))
                 continue
-            allowed = one.allowed
+            allowed = part.allowed
             if allowed is None:
-                assert one.first is not None
-                allowed = torch.arange(len(one.keys), device=one.first.device) < one.first[:, None]
-            allowed = allowed.expand(*self.visible[index].shape, len(one.keys)).to(wide)
-            block = Block(batch, heads, rows, (one.keys,), allowed)
+                assert part.first is not None
+                allowed = torch.arange(len(part.keys), device=part.first.device) < part.first[:, None]
+            allowed = allowed.expand(*self.visible[index].shape, len(part.keys)).to(wide)
+            block = Block(batch, heads, rows, (part.keys,), allowed)
             blocks.append(block)
             self.visible[index] += allowed.sum(-1)
             self.far[index] += Distance().of_rows(block, *self.positions)
@@ -198,20 +198,20 @@ class _Sums:
         for block in blocks:
             self.received[batch, heads, as_slice(block.columns[0])] += (share[..., None, :] @ block.weights)[..., 0, :]
         for keys, first in counted:
-            # Key c receives the shares of all rows that see more than c keys, so compute cumulative sums from the end.
+            # Key c receives the shares of all rows that see more than c keys, so accumulate from the end.
             at = share.new_zeros(*share.shape[:2], len(keys) + 1).index_add_(-1, first, share)
             self.received[batch, heads, as_slice(keys)] += at.flip(-1).cumsum(-1).flip(-1)[..., 1:]
 
     def _count(self, index: tuple[slice, slice, slice], rows: range, keys: range, first: Tensor) -> None:
-        """Add rows that see the first keys of a range to the sums, in closed form. Positions must be consecutive."""
+        """Add rows that see a prefix of a key range to the sums, in closed form. Positions must be consecutive."""
         device, step, kv_first, lead = first.device, keys.step, self.positions[1].first, lead_of(*self.positions)
         assert lead is not None
         assert kv_first is not None
-        # The index of each row relative to the start of the keys.
+        # The index of each row's own position, relative to the start of the range.
         q = torch.arange(rows.start, rows.stop, rows.step, device=device) + lead - keys.start
 
         def below(key: Tensor) -> Tensor:
-            """Return how many of the visible keys of each row are before an index."""
+            """Return the number of each row's visible keys before an index."""
             return torch.minimum(((key + step - 1) // step).clamp_min(0), first)
 
         self.visible[index] += first

@@ -1,4 +1,4 @@
-"""Readable text from tokens: words joined from word pieces, and labels that are safe to display."""
+"""Convert tokens to readable text: join word pieces into words, and make labels that are safe to display."""
 
 from saccade.text.detokenize import spelled
 from saccade.text.labels import shorten, visible

@@ -1,4 +1,4 @@
-"""Decode tokens, as spelled in vocabularies, to readable text."""
+"""Decode tokens from their spelling in the vocabulary to readable text."""
 
 import codecs
 import re
@@ -7,7 +7,7 @@ from functools import cache
 
 _SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<[|｜].*[|｜]>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_LONGEST = 12  # maximum number of tokens that form one character
+_LONGEST = 12  # maximum number of tokens per character
 
 
 def is_special(token: str) -> bool:
@@ -18,9 +18,9 @@ def is_special(token: str) -> bool:
 def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
     """Decode tokens to readable text, with real spaces and with bytes decoded to characters.
 
-    Three spellings are recognised: GPT-2's, with a letter for each byte and Ġ for the space; SentencePiece's, with ▁
+    Three spellings are recognised: GPT-2's, with a character for each byte and Ġ for the space; SentencePiece's, with ▁
     for the space and ``<0xE4>`` for a byte; and BERT's, where ## continues a word. Tokens in other spellings stay
-    unchanged. If several tokens form one character, each token shows the character and the token's number within it.
+    unchanged. If several tokens form one character, each shows the character and its own index, as in ``你(1/3)``.
 
     Args:
         tokens: from ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens``.
@@ -46,28 +46,28 @@ def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
     if any("▁" in token for token in plain) or any(_BYTE.fullmatch(token) for token in plain):
         return tuple(_texts(tokens, [_sentencepiece_bytes(token) for token in tokens]))
     if any(token.startswith("##") and len(token) > 2 for token in plain):
-        return tuple(_wordpiece_text(token, is_first=place == 0) for place, token in enumerate(tokens))
+        return tuple(_wordpiece_text(token, is_first=index == 0) for index, token in enumerate(tokens))
     return tuple(tokens)
 
 
 @cache
 def _gpt2_alphabet() -> dict[str, int]:
-    """Return a dict from the letters of GPT-2's vocabulary to the bytes that they encode."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    unseen = [byte for byte in range(256) if byte not in seen]
-    return {**{chr(byte): byte for byte in seen}, **{chr(256 + place): byte for place, byte in enumerate(unseen)}}
+    """Return a dict from the characters of GPT-2's vocabulary to the bytes that they encode."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {**{chr(byte): byte for byte in printable}, **{chr(256 + i): byte for i, byte in enumerate(others)}}
 
 
 def _gpt2_bytes(token: str) -> bytes | None:
-    """Return the bytes that a token in GPT-2's spelling encodes. For a special token, return None."""
-    letters = _gpt2_alphabet()
-    if is_special(token) or any(letter not in letters for letter in token):
+    """Return the bytes that a token in GPT-2's spelling encodes; None for any other token."""
+    alphabet = _gpt2_alphabet()
+    if is_special(token) or any(character not in alphabet for character in token):
         return None
-    return bytes(letters[letter] for letter in token)
+    return bytes(alphabet[character] for character in token)
 
 
 def _is_gpt2_spelling(plain: Sequence[str]) -> bool:
-    """Return whether tokens are in GPT-2's spelling: they contain Ġ for a space, or decode to text beyond ASCII."""
+    """Return whether tokens are in GPT-2's spelling: they contain Ġ or Ċ, or their bytes decode to non-ASCII text."""
     if any("▁" in token for token in plain):
         return False
     data = [piece for token in plain if (piece := _gpt2_bytes(token)) is not None]
@@ -76,7 +76,7 @@ def _is_gpt2_spelling(plain: Sequence[str]) -> bool:
     try:
         whole = b"".join(data).lstrip(bytes(range(0x80, 0xC0)))  # a text may begin within a character
         return not codecs.getincrementaldecoder("utf-8")().decode(whole).isascii()  # and end within a character
-    except UnicodeDecodeError:  # letters of another language
+    except UnicodeDecodeError:  # characters of another language, not of GPT-2's alphabet
         return False
 
 
@@ -104,17 +104,17 @@ def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[st
         if count == 1:
             yield text
         else:
-            space, letter = text[: len(text) - len(text.lstrip(" "))], text.lstrip(" ")
-            for place in range(count):
-                yield f"{space if place == 0 else ''}{letter}({place + 1}/{count})"
+            space, character = text[: len(text) - len(text.lstrip(" "))], text.lstrip(" ")
+            for index in range(count):
+                yield f"{space if index == 0 else ''}{character}({index + 1}/{count})"
         start += count
 
 
 def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
     """Decode the shortest run of leading tokens that forms complete characters.
 
-    Return two values: the number of tokens, and the characters. If there is no such run, return 1 and the first token
-    with its bytes escaped.
+    Return the number of tokens and the characters. If there is no such run, return 1 and the first token with its bytes
+    escaped.
     """
     data = b""
     for count, piece in enumerate(pieces, 1):

@@ -1,4 +1,4 @@
-"""Labels that are safe to display: untrusted text with invisible characters escaped, on one line, cut to a width."""
+"""Make labels that are safe to display: escape invisible characters, join lines, and truncate to a width."""
 
 import unicodedata
 
@@ -9,7 +9,7 @@ _SIGNS = str.maketrans({"\n": "↵", "\t": "⇥"})
 
 
 def visible(text: str) -> str:
-    r"""Return a label with invisible characters written as their escapes.
+    r"""Replace invisible characters in a label by escape sequences.
 
     Control characters can move a terminal's cursor, and direction marks can reorder text, so both are escaped.
     Letters, marks, symbols and the plain space stay.
@@ -22,7 +22,7 @@ def visible(text: str) -> str:
 
 
 def legible(word: str) -> str:
-    r"""Return a label on one line: line breaks become ↵, tabs become ⇥, and a label of spaces becomes ␣.
+    r"""Put a label on one line: line breaks become ↵, tabs become ⇥, and the spaces of a blank label become ␣.
 
     All other characters are treated as in `visible`.
 
@@ -35,12 +35,12 @@ def legible(word: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """Count the terminal columns of a label: Chinese characters and most emoji take two, combining marks none."""
+    """Return a label's width in terminal columns: 2 for a Chinese character and most emoji, 0 for combining marks."""
     return sum(_columns(character) for character in text)
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut a label to at most ``width`` columns; an ellipsis marks the cut.
+    """Truncate a label to at most ``width`` columns, with an ellipsis if anything is cut.
 
     Args:
         text: a label on one line.

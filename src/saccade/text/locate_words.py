@@ -1,4 +1,4 @@
-"""Locate a word in a text: find the tokens that it was split into."""
+"""Locate a word in a tokenized text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from saccade.text.words import has_no_spaces
 def locate(word: str, tokens: Sequence[str]) -> range:
     """Return the range of tokens that a word of a text was split into.
 
-    Only whole words match, and spaces around ``word`` are ignored. If the exact spelling does not occur, case is
-    ignored. The argument may consist of several words, such as a full name.
+    Only whole words match; spaces around ``word`` are ignored. If the exact spelling does not occur, case is ignored.
+    ``word`` may consist of several words, such as a full name.
 
     Args:
         word: a word that occurs once in the text.
@@ -41,17 +41,23 @@ def locate(word: str, tokens: Sequence[str]) -> range:
     if not any(" " in piece for piece in pieces[1:]) and tuple(tokens) == pieces:  # each token is a word
         pieces = tuple(f" {piece}" for piece in pieces)
     pieces = tuple(piece[1:] if piece[:1] == " " and has_no_spaces(piece[1:2]) else piece for piece in pieces)
-    found = _occurrences(word, pieces) or _occurrences(word.casefold(), [piece.casefold() for piece in pieces])
-    if len(found) != 1:
-        places = ", ".join(str(one.start) if len(one) == 1 else f"{one.start} to {one.stop - 1}" for one in found)
-        got = f"{word!r} at tokens {places}" if found else f"{word!r}, which does not"
-        hint = f"name one by its token: {found[-1].start}" if found else "words are compared without spaces around them"
+    matches = _occurrences(word, pieces) or _occurrences(word.casefold(), [piece.casefold() for piece in pieces])
+    if len(matches) != 1:
+        positions = ", ".join(
+            str(match.start) if len(match) == 1 else f"{match.start} to {match.stop - 1}" for match in matches
+        )
+        got = f"{word!r} at tokens {positions}" if matches else f"{word!r}, which does not"
+        hint = (
+            f"name one by its token: {matches[-1].start}"
+            if matches
+            else "words are compared without spaces around them"
+        )
         raise value_error("word", "occur once in the text", got, hint=hint)
-    return found[0]
+    return matches[0]
 
 
 def _occurrences(word: str, pieces: Sequence[str]) -> list[range]:
-    """Return the range of tokens of each occurrence of a word in a text; parts of longer words do not count."""
+    """Return the token range of each occurrence of a word in a text, except within longer words."""
     word = word.strip()
     text, ends = "".join(pieces), [*accumulate(map(len, pieces))]
     found = []
@@ -59,8 +65,8 @@ def _occurrences(word: str, pieces: Sequence[str]) -> list[range]:
         before, after = text[: match.start()][-1:], text[match.end() :][:1]
         if _is_inside(before, word[0]) or _is_inside(word[-1], after):
             continue
-        first = next(place for place, end in enumerate(ends) if end > match.start())
-        last = next(place for place, end in enumerate(ends) if end >= match.end())
+        first = next(index for index, end in enumerate(ends) if end > match.start())
+        last = next(index for index, end in enumerate(ends) if end >= match.end())
         found.append(range(first, last + 1))
     return found
 
