@@ -45,8 +45,8 @@ class _ByVjp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask = ctx.saved_tensors
-        _, vjp = torch.func.vjp(lambda q, k, v: _forward(q, k, v, mask)[0], q, k, v)
-        return (*vjp(gradients[0]), None)
+        results = torch.func.vjp(lambda q, k, v: _forward(q, k, v, mask)[0], q, k, v)
+        return (*results[1](gradients[0]), None)
 
 
 class _Numpy(torch.autograd.Function):
