@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.kernels.longer_cases import stretched
-from tests.engine.kernels.native_levels import NATIVE, needs_half, needs_native
+from tests.engine.kernels.native_levels import NATIVE, needs_native
 from tests.sampled import sampled
 from torch import Tensor
 from torch.nn import functional as F
@@ -149,7 +149,7 @@ HOW = {
     "tiled": ("tiled", torch.float32, 64, ()),
     "reference": ("reference", torch.float32, 16, ()),
     "native": ("native", torch.float32, 64, needs_native),
-    "native-half": ("native", torch.bfloat16, 64, needs_half),
+    "native-half": ("native", torch.bfloat16, 64, needs_native),
 }
 EVERY_CASE = [
     pytest.param(case, impl, dtype, factor, marks=marks, id=f"{name}-{case}")
@@ -262,9 +262,7 @@ COPIED = {
 
 
 @needs_native
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=needs_half if "dtype" in COPIED[name] else ()) for name in COPIED]
-)
+@pytest.mark.parametrize("name", COPIED)
 def test_copies_of_the_compiled_kernel_are_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = dict(COPIED[name])
     dtype, n, width = (options.pop(key, own) for key, own in (("dtype", torch.float32), ("n", 1000), ("width", 64)))

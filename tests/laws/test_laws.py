@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from tests.engine.kernels.native_levels import needs_half, needs_native
+from tests.engine.kernels.native_levels import needs_native
 from tests.sampled import MANY
 
 import saccade
@@ -123,7 +123,8 @@ def without_lse(laws):
         *trials("native", UNTOLD, ODD, torch.float32, marks=[needs_native, *MANY]),
         *trials("native", TOLD, EVEN, torch.float32, marks=[needs_native, CI]),
         *trials("native", GENERAL, testing.LARGE_CASES[1::2], torch.float32, marks=[needs_native, CI]),
-        *trials("native", NUMBERS, ODD, torch.bfloat16, marks=needs_half),
+        *trials("native", NUMBERS, ODD, torch.bfloat16, marks=needs_native),
+        *trials("native", NUMBERS, EVEN[::4], torch.float16, marks=needs_native),
         *trials("fused", testing.SIZE_LAWS, BASIC, marks=CI),
         *trials("tiled", testing.SIZE_LAWS, BASIC, marks=pytest.mark.slow),
         *trials("sdpa", testing.SIZE_LAWS, BASIC, marks=pytest.mark.slow),
@@ -153,7 +154,7 @@ def test_law(impl, law, cases, dtype):
         *trials("native", UNTOLD, PATTERNS, torch.float32, marks=needs_native),
         *trials("native", TOLD, ODD, torch.float32, marks=needs_native),
         *trials("native", GENERAL, testing.LARGE_CASES, torch.float32, marks=needs_native),
-        *trials("native", ANY_DTYPE, EVERY, torch.bfloat16, marks=needs_half),
+        *trials("native", ANY_DTYPE, EVERY, *HALF, marks=needs_native),
         *trials("auto", testing.LAWS, EVERY, torch.float64, torch.float32, *HALF),
     ],
 )

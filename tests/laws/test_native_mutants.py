@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.kernels.native_levels import needs_half, needs_native
+from tests.engine.kernels.native_levels import needs_native
 from tests.laws.test_laws import Executed
 from torch import Tensor
 
@@ -58,7 +58,7 @@ def _told_wrong(operation: Callable[..., Any], name: str, change: Callable[[Any]
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    "dtype", [pytest.param(torch.float32, marks=needs_native), pytest.param(torch.bfloat16, marks=needs_half)]
+    "dtype", [pytest.param(torch.float32, marks=needs_native), pytest.param(torch.bfloat16, marks=needs_native)]
 )
 @pytest.mark.parametrize(
     ("mistake", "law"), [(mistake, law) for mistake, (_, _, laws) in MISTAKES.items() for law in laws]

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from tests.engine.kernels.native_levels import NATIVE, needs_half
+from tests.engine.kernels.native_levels import NATIVE
 from tests.masks.test_masks import ATOMS
 from torch import func
 from torch.utils.checkpoint import checkpoint
@@ -36,7 +36,7 @@ def test_autocast_casts_projections_and_never_scores() -> None:
     torch.testing.assert_close(inside[1].float(), dense.sum(2)[..., None], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("impl", ["fused", "reference", pytest.param("native", marks=needs_half)])
+@pytest.mark.parametrize("impl", ["fused", "reference", NATIVE])
 def test_autocast_does_not_reach_into_a_product(impl: str) -> None:
     q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
     expected = sc.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), MASK, impl=impl)

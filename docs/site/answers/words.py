@@ -24,8 +24,6 @@ REASONS = {
     "it is not run inside transforms of torch.func": "不能在 torch.func 的变换里运行",
     "it has no float64": "不支持 float64",
     "it has no float32": "不支持 float32",
-    "it has no float64 on this processor": "在这个 CPU 上不支持 float64",
-    "it has no float16 on this processor": "在这个 CPU 上不支持 float16",
     "it has no index keys": "没有索引键",
     "index tensors must hold items, queries and keys, as the matrix does": "索引张量的项、查询和键要与矩阵一样多",
     "is not causal: a token reads only what "

@@ -161,9 +161,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     bias, rule, share = inputs.bias, inputs.rule, num_heads // inputs.key.shape[1]
     if bias is not None and bias.source.shape[1] > 1:
         bias = bias.of(bias.source[:, index])
-    if (
-        rule.shape[1] > 1 or rule.calls_functions
-    ):  # a function may depend on the head, whatever the shape
+    if rule.shape[1] > 1 or rule.calls_functions:  # a function may depend on the head, whatever the shape
         if isinstance(rule, PositionedMask):  # only its inner mask is replaced
             rule = dataclasses.replace(rule, mask=_MaskOfHeads(rule.mask, tuple(index)))
         else:

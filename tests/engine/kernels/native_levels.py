@@ -4,12 +4,11 @@ import platform
 
 import pytest
 
-from saccade.engine.kernels.native import HALF, abilities
+from saccade.engine.kernels.native import abilities
 
-__all__ = ["NATIVE", "needs_half", "needs_native", "rounding"]
+__all__ = ["NATIVE", "needs_native", "rounding"]
 
 needs_native = pytest.mark.native
-needs_half = pytest.mark.native(level=HALF)
 NATIVE = pytest.param("native", marks=needs_native)
 IS_ARM = platform.machine() in ("aarch64", "arm64")
 LANES = (4, 4) if IS_ARM else (4, 8, 16, 16, 16)  # floats in a register, at each level

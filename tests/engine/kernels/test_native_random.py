@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.engine.kernels.native_levels import needs_half, needs_native
+from tests.engine.kernels.native_levels import needs_native
 from tests.masks.random_masks import anywhere, expressions
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from saccade.engine import dropout
 from saccade.testing import oracle
 from saccade.testing.tolerances import error, tolerance
 
-DTYPES = [pytest.param(torch.float32, marks=needs_native), pytest.param(torch.bfloat16, marks=needs_half)]
+DTYPES = [pytest.param(torch.float32, marks=needs_native), pytest.param(torch.bfloat16, marks=needs_native)]
 SEED = 11
 SEVERAL = 4  # times what the laws allow: here gradients of hundreds of rows, each a small difference, meet in one key
 

@@ -16,6 +16,7 @@ from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, MaskedTerm, Term, summed_to
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernels import aten_flash
 from saccade.engine.kernels.kernel import (
     CAN_RUN,
     NO_FORWARD_DERIVATIVES,
@@ -40,6 +41,7 @@ from saccade.support.torch_modes import has_forward_derivatives, unobserved, wan
 
 _FEW_KEYS = 40  # with fewer keys, or fewer pairs over all heads, other kernels start faster
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
+_FEW_ROWS = {torch.bfloat16: 64, torch.float16: 8}  # with fewer queries per key, converting keys takes longer
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
 """Size from which strided masks run faster on gathered keys: the number of multiplications per head in float32, and
 the number of pairs in bfloat16, where multiplication is cheap."""
@@ -80,8 +82,13 @@ def is_on() -> bool:
 
 
 def reads(dtype: torch.dtype) -> bool:
-    """Return whether the compiled kernel supports a dtype on this processor."""
+    """Return whether the compiled kernel multiplies numbers of this dtype on this processor."""
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
+
+
+def read_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that the compiled kernel reads for inputs of ``dtype``: float32 unless it multiplies theirs."""
+    return dtype if reads(dtype) else torch.float32
 
 
 @cache
@@ -97,8 +104,11 @@ _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs betwee
 class Native(KernelWithBackward):
     """Exact attention in compiled code, which processes a few rows at a time with all of their visible keys.
 
+    Half-precision inputs are computed in float32 on processors that cannot multiply their dtype.
+
     Cost: time grows with the number of allowed pairs, even with dropout, softcaps and biases. Beyond inputs and
-    outputs, memory is needed for packed keys and values for each thread.
+    outputs, memory is needed for packed keys and values for each thread, and for float32 copies of half-precision
+    inputs that the processor cannot multiply.
     """
 
     name = "native"
@@ -114,22 +124,24 @@ class Native(KernelWithBackward):
             if not is_on():
                 return _missing() if abilities() is None else _OFF
             batch, heads, q_len, kv_len = inputs.shape
-            pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(inputs.query.dtype, 0)
+            pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS[read_dtype(inputs.query.dtype)]
             if kv_len < _FEW_KEYS:
                 return _verdict_of_few_keys(kv_len)
             if pairs < enough:
                 return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
             if request.dropout_p == 0.0 and _should_gather(inputs):
                 return _STEPS
+            if inputs.query.dtype in _FEW_ROWS and (reason := _reason_against_conversion(inputs)):
+                return Verdict((), (reason,))
         return _missing() if abilities() is None else _verdict_of_inputs(inputs)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Return the cost of the compiled kernel's forward pass, without running it."""
-        return cost_of(inputs, value_dim, dropout_p)
+        return cost_of(inputs, value_dim, dropout_p, read_dtype(inputs.query.dtype))
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """Return the peak bytes of the compiled kernel's backward pass: partial sums over keys, and their total."""
-        return bytes_of_backward(inputs, value_dim)
+        return bytes_of_backward(inputs, value_dim, read_dtype(inputs.query.dtype))
 
     def pairs(self, inputs: AttentionInputs) -> int:
         """Return the number of query-key pairs whose scores the compiled kernel computes."""
@@ -137,7 +149,7 @@ class Native(KernelWithBackward):
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Run the compiled kernel and return its output and lse."""
-        call = Call.of(inputs, value, dropped)
+        call = Call.of(inputs, value, dropped, read_dtype(inputs.query.dtype))
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
         if call.of_rows is not None:
@@ -145,7 +157,7 @@ class Native(KernelWithBackward):
         if isinstance(inputs.bias, MaskedTerm):
             out = out.masked_fill(inputs.bias.queries[..., None], 0.0)
             lse = lse.masked_fill(inputs.bias.queries, -torch.inf)
-        return out, lse
+        return out.to(value.dtype), lse
 
     def backward(
         self,
@@ -156,8 +168,8 @@ class Native(KernelWithBackward):
         wanted: tuple[bool, ...],
     ) -> Tensors:
         """Compute the gradients with respect to query, key, value and the bias's source with the compiled kernel."""
-        call = Call.of(inputs, value, dropped)
-        grad_out = prepared(results.grad_out)
+        dtype = read_dtype(inputs.query.dtype)
+        call, grad_out = Call.of(inputs, value, dropped, dtype), prepared(results.grad_out, dtype)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
         if results.grad_lse is not None:
             delta = delta - results.grad_lse
@@ -186,8 +198,8 @@ def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
     query, why = inputs.query, []
     if not query.is_cpu:
         why.append(f"it runs on CPUs, not on {query.device.type}")
-    if not reads(query.dtype):
-        why.append(f"it has no {str(query.dtype).removeprefix('torch.')} on this processor")
+    if query.dtype is torch.float64:
+        why.append("it has no float64")
     if inputs.tile_function is not None or inputs.modification is not None:
         why += reasons_unless_dot_product(inputs)
     if inputs.rule.calls_functions:
@@ -206,10 +218,21 @@ def _verdict_of_few_keys(count: int) -> Verdict:
     return Verdict((), (f"{count} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
 
 
+def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
+    """Return why another kernel is faster than converting half-precision inputs to float32; None if it is not."""
+    (_, heads, q_len, _), dtype = inputs.shape, inputs.query.dtype
+    if reads(dtype):
+        return None
+    if not aten_flash.multiplies_slowly(dtype):
+        return f"torch multiplies {str(dtype).removeprefix('torch.')} on this processor, and it would need float32"
+    rows = q_len * heads // inputs.key.shape[1]
+    return f"{rows} queries per key do not repay converting keys to float32" if rows < _FEW_ROWS[dtype] else None
+
+
 def _should_gather(inputs: AttentionInputs) -> bool:
     """Return whether the mask is strided and has so many pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
-    is_half = inputs.query.dtype is torch.bfloat16
+    is_half = read_dtype(inputs.query.dtype) is torch.bfloat16
     # `fused` materialises the bias of each tile, so that gathering keys pays off only for more pairs.
     is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS * (1 if inputs.bias is None else 2)
     return not is_few and any(step != 1 for step, _ in inputs.rule.terms())

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.bias.relative import DistanceTerm
@@ -232,8 +231,8 @@ class Call(NamedTuple):
         return (*self.arguments[:2], *self.arguments[3:-4])
 
     @classmethod
-    def of(cls, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> Call:
-        """Convert checked inputs to arguments for the compiled kernel."""
+    def of(cls, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, dtype: torch.dtype) -> Call:
+        """Convert checked inputs to arguments for the compiled kernel, with tensors in the dtype that it reads."""
         plan, term = known_plan(inputs), inputs.bias
         bits = None if plan.is_exact else cached_bits(inputs)
         visible = None
@@ -247,26 +246,31 @@ class Call(NamedTuple):
             words = Words(dropped.seed, dropped.items(b), h, *positions(inputs, inputs.everything), dropped.p)
             rows, columns, threshold = words.rows.contiguous(), words.columns.contiguous(), words.threshold
             keep_factor = 1.0 / (1.0 - dropped.p)
-        q, k = inputs.query, inputs.key
-        q, k = q if _is_ready(q) else _padded(q), k if _is_ready(k) else _padded(k)
-        tensors = (q, k, value if _is_ready(value) else _padded(value))
+        tensors = prepared(inputs.query, dtype), prepared(inputs.key, dtype), prepared(value, dtype)
         capped = 0.0 if inputs.softcap is None else inputs.softcap
         options = (bias, index is not None, inputs.scale, capped, rows, columns, threshold, keep_factor)
         return cls((*tensors, plan.starts, plan.runs, plan.spans, bits, visible, *options), index, table, of_rows)
 
 
-def prepared(x: Tensor) -> Tensor:
-    """Return a tensor with padded width, stride 1 along the width and aligned rows, as the compiled kernel requires."""
-    return x if _is_ready(x) else _padded(x)
+def prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor as the compiled kernel requires: its dtype, padded width, stride 1 and aligned rows.
+
+    The tensor is copied at most once.
+    """
+    if x.dtype is dtype and _is_ready(x):
+        return x
+    width = x.shape[3]
+    padded = torch.empty((*x.shape[:3], _padded_width(width)), dtype=dtype, device=x.device)
+    padded[..., width:] = 0
+    padded[..., :width] = x
+    return padded
 
 
-def _padded(x: Tensor) -> Tensor:
-    missing = _padded_width(x.shape[3]) - x.shape[3]
-    return F.pad(x, (0, missing)) if missing else x.clone(memory_format=torch.contiguous_format)
+def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float, dtype: torch.dtype) -> Cost:
+    """Return the cost of the compiled kernel's forward pass: copies, results and packed keys.
 
-
-def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-    """Return the cost of the compiled kernel's forward pass: copies, results and packed keys."""
+    Tensors of other dtypes than ``dtype``, which the kernel reads, are copied.
+    """
     (batch, heads, q_len, kv_len), query, key = inputs.shape, inputs.query, inputs.key
     plan, ledger, rows = known_plan(inputs), Ledger(), batch * heads * q_len
     if not plan.is_exact:
@@ -276,13 +280,18 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         ledger.step(_held_by_bias(inputs.bias, q_len + kv_len - 1))
     if dropout_p:
         ledger.step(MemoryUse(32 * max(rows, kv_len), 4 * (rows + kv_len)))
-    widths, item = (_padded_width(query.shape[3]), _padded_width(value_dim)), query.dtype.itemsize
-    ledger.allocate(sum(0 if _is_ready(x) else math.prod(x.shape[:3]) * widths[0] * item for x in (query, key)))
-    ledger.allocate(0 if value_dim == widths[1] else math.prod(key.shape[:3]) * widths[1] * item)
+    widths, item = (_padded_width(query.shape[3]), _padded_width(value_dim)), dtype.itemsize
+    is_read = query.dtype is dtype
+    copied = [x for x in (query, key) if not (is_read and _is_ready(x))]
+    ledger.allocate(sum(math.prod(x.shape[:3]) * widths[0] * item for x in copied))
+    ledger.allocate(0 if is_read and value_dim == widths[1] else math.prod(key.shape[:3]) * widths[1] * item)
     results = rows * (widths[1] * item + 4)
     ledger.allocate(results)
     sizes = (batch, heads, key.shape[1], q_len, kv_len, *widths)
-    ledger.touch(torch.ops.saccade_cpu.held(*sizes, query.dtype == torch.bfloat16))
+    ledger.touch(torch.ops.saccade_cpu.held(*sizes, dtype == torch.bfloat16))
+    if not is_read:  # the output is rounded
+        ledger.allocate(rows * value_dim * query.dtype.itemsize)
+        results = rows * (value_dim * query.dtype.itemsize + 4)
     return Cost(len(plan.runs), plan.pairs(inputs), MemoryUse(ledger.most, cached + results))
 
 
@@ -292,14 +301,15 @@ def chunks_of(inputs: AttentionInputs) -> int:
     return max(1, min(-(-_TASKS // max(1, batch * inputs.key.shape[1])), -(-q_len // ROWS)))
 
 
-def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of the compiled kernel's backward pass, including gradients."""
+def bytes_of_backward(inputs: AttentionInputs, value_dim: int, dtype: torch.dtype) -> int:
+    """Return the peak bytes of the compiled kernel's backward pass, including gradients and copies in ``dtype``."""
     (batch, heads, q_len, kv_len), kv_heads = inputs.shape, inputs.key.shape[1]
     rows, widths = batch * heads * q_len, (_padded_width(inputs.query.shape[3]), _padded_width(value_dim))
     of_keys = 4 * batch * kv_heads * kv_len * sum(widths)
     narrow = inputs.query.dtype.itemsize
     rounded = 0 if narrow == 4 else narrow * (rows * widths[0] + batch * kv_heads * kv_len * sum(widths))
-    return 4 * rows * (widths[0] + 1) + max((chunks_of(inputs) + 1) * of_keys, of_keys + rounded)
+    copies = 0 if inputs.query.dtype is dtype else 4 * (rows * sum(widths)) + of_keys
+    return copies + 4 * rows * (widths[0] + 1) + max((chunks_of(inputs) + 1) * of_keys, of_keys + rounded)
 
 
 def _padded_width(width: int) -> int:

@@ -11,7 +11,7 @@ from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
-from saccade.engine.kernels.native import HALF, Native, abilities, is_on
+from saccade.engine.kernels.native import Native, is_on, read_dtype
 from saccade.engine.kernels.native_arguments import Call, chunks_of
 from saccade.engine.nonfinite import is_clean
 from saccade.support.torch_modes import is_plain
@@ -54,7 +54,7 @@ def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
     ):
         return False
     request = Request(impl="native")
-    return not Native().verdict(_readable(inputs), request).cannot and is_clean(inputs, inputs.query, inputs.key)
+    return not Native().verdict(inputs, request).cannot and is_clean(inputs, inputs.query, inputs.key)
 
 
 def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> SweepResults:
@@ -68,19 +68,9 @@ def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> 
     Cost: at most the time of one product with the same pairs. Memory for the scores of `ROWS` rows per thread, and
     O(kv_len) for each part of the column sums, which are added in the same order on any number of threads.
     """
-    wide = _readable(inputs)
+    call = Call.of(inputs, inputs.key[:0], None, read_dtype(inputs.query.dtype))  # no values are read
     edges = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]
     sinks = None if inputs.sink_logit is None else inputs.sink_logit.float().contiguous()
     ranges = torch.tensor(edges, dtype=torch.int32, device="cpu").reshape(-1, 3)
-    rows, received = torch.ops.saccade_cpu.look(
-        *Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks_of(inputs)
-    )
+    rows, received = torch.ops.saccade_cpu.look(*call.of_scores, sinks, ranges, ahead, chunks_of(inputs))
     return SweepResults(rows, received.sum(0))
-
-
-def _readable(inputs: AttentionInputs) -> AttentionInputs:
-    """Convert the inputs to a dtype that the compiled kernel supports. Statistics are float32 anyway."""
-    dtype = inputs.query.dtype
-    if dtype is torch.float16 or (dtype is torch.bfloat16 and (abilities() or 0) < HALF):
-        return inputs.replaced(query=inputs.query.float(), key=inputs.key.float())
-    return inputs
