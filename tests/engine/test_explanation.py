@@ -34,7 +34,7 @@ SHARE, SLACK = 0.1, 1 << 16
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an earlier product with the same mask; and none is told for several threads, of which a profiler hears one."""
-    kept_plans._kept_plan.cache_clear()
+    kept_plans._cached_plan.cache_clear()
     monkeypatch.setattr(fused_threads, "_MODE_PROBES", (lambda: True,))
 
 

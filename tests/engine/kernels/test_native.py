@@ -17,8 +17,9 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernels import aten_flash
 from saccade.engine.kernels.kernel import Request
-from saccade.engine.kernels.native import Native, abilities
+from saccade.engine.kernels.native import Native, abilities, read_dtype
 from saccade.engine.kernels.native_arguments import PANEL, ROWS, NativePlan, cached_bits
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 
@@ -293,8 +294,30 @@ def test_a_long_rule_with_a_step_goes_to_kernels_that_gather_its_keys(monkeypatc
     assert matrix.explain().kernel == "fused"
     narrow, half = query[..., :8], query.bfloat16()  # less is multiplied between the steps, or for less
     assert sc.AttentionMatrix(narrow, narrow, rule).explain().kernel == "native"
-    assert Native().verdict(sc.AttentionMatrix(half, half, rule).inputs, Request()).should_skip == ()
+    is_left = bool(Native().verdict(sc.AttentionMatrix(half, half, rule).inputs, Request()).should_skip)
+    assert is_left is (read_dtype(torch.bfloat16) is torch.float32)
     assert sc.AttentionMatrix(query[:, :, :1024], query[:, :, :1024], rule).explain().kernel == "native"
     biased = sc.AttentionMatrix(query, query, rule, bias=torch.zeros(1, 1, 1, 2048))
     assert biased.explain().kernel == "native"  # `fused` would write the bias of each tile to memory
     assert matrix.explain(dropout_p=0.1).kernel == "native"  # the next one with dropout is slower still
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_inputs_are_converted_if_enough_queries_repay_it(dtype: torch.dtype, monkeypatch) -> None:
+    """On a processor that cannot multiply them; ``impl="native"`` always runs."""
+    monkeypatch.setattr("saccade.engine.kernels.native.is_on", lambda: True)
+    monkeypatch.setattr("saccade.engine.kernels.native.abilities", lambda: 0)
+    key, enough = torch.randn(1, 2, 4096, 32, dtype=dtype), 64 if dtype is torch.bfloat16 else 8
+
+    def reasons(rows: int, impl: str = "auto", *, is_slow: bool = True) -> tuple[str, ...]:
+        monkeypatch.setattr(aten_flash, "multiplies_slowly", lambda _: is_slow)
+        query = torch.randn(1, 4, rows, 32, dtype=dtype)
+        verdict = Native().verdict(sc.AttentionMatrix(query, key).inputs, Request(impl=impl))
+        assert not verdict.cannot
+        return verdict.should_skip
+
+    assert reasons(enough // 2) == ()  # two query heads share each key
+    assert reasons(enough // 2 - 1)[0].startswith(f"{enough - 2} queries per key do not repay converting")
+    assert reasons(enough, is_slow=False)[0].startswith(f"torch multiplies {str(dtype)[6:]}")
+    assert reasons(1, impl="native") == ()

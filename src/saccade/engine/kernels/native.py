@@ -124,14 +124,16 @@ class Native(KernelWithBackward):
             if not is_on():
                 return _missing() if abilities() is None else _OFF
             batch, heads, q_len, kv_len = inputs.shape
-            pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS[read_dtype(inputs.query.dtype)]
+            dtype = inputs.query.dtype
+            read = read_dtype(dtype) if dtype in _FEW_ROWS else torch.float32
+            pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS[read]
             if kv_len < _FEW_KEYS:
                 return _verdict_of_few_keys(kv_len)
             if pairs < enough:
                 return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
-            if request.dropout_p == 0.0 and _should_gather(inputs):
+            if request.dropout_p == 0.0 and _should_gather(inputs, read):
                 return _STEPS
-            if inputs.query.dtype in _FEW_ROWS and (reason := _reason_against_conversion(inputs)):
+            if read is not dtype and (reason := _reason_against_conversion(inputs)):
                 return Verdict((), (reason,))
         return _missing() if abilities() is None else _verdict_of_inputs(inputs)
 
@@ -149,7 +151,8 @@ class Native(KernelWithBackward):
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Run the compiled kernel and return its output and lse."""
-        call = Call.of(inputs, value, dropped, read_dtype(inputs.query.dtype))
+        dtype = value.dtype if value.dtype is torch.float32 else read_dtype(value.dtype)
+        call = Call.of(inputs, value, dropped, dtype)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
         if call.of_rows is not None:
@@ -157,7 +160,7 @@ class Native(KernelWithBackward):
         if isinstance(inputs.bias, MaskedTerm):
             out = out.masked_fill(inputs.bias.queries[..., None], 0.0)
             lse = lse.masked_fill(inputs.bias.queries, -torch.inf)
-        return out.to(value.dtype), lse
+        return (out if out.dtype is value.dtype else out.to(value.dtype)), lse
 
     def backward(
         self,
@@ -221,7 +224,7 @@ def _verdict_of_few_keys(count: int) -> Verdict:
 def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
     """Return why another kernel is faster than converting half-precision inputs to float32; None if it is not."""
     (_, heads, q_len, _), dtype = inputs.shape, inputs.query.dtype
-    if reads(dtype):
+    if dtype is torch.float64:  # it cannot run at all
         return None
     if not aten_flash.multiplies_slowly(dtype):
         return f"torch multiplies {str(dtype).removeprefix('torch.')} on this processor, and it would need float32"
@@ -229,10 +232,10 @@ def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
     return f"{rows} queries per key do not repay converting keys to float32" if rows < _FEW_ROWS[dtype] else None
 
 
-def _should_gather(inputs: AttentionInputs) -> bool:
+def _should_gather(inputs: AttentionInputs, dtype: torch.dtype) -> bool:
     """Return whether the mask is strided and has so many pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
-    is_half = read_dtype(inputs.query.dtype) is torch.bfloat16
+    is_half = dtype is torch.bfloat16
     # `fused` materialises the bias of each tile, so that gathering keys pays off only for more pairs.
     is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS * (1 if inputs.bias is None else 2)
     return not is_few and any(step != 1 for step, _ in inputs.rule.terms())

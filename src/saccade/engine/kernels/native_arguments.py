@@ -246,19 +246,20 @@ class Call(NamedTuple):
             words = Words(dropped.seed, dropped.items(b), h, *positions(inputs, inputs.everything), dropped.p)
             rows, columns, threshold = words.rows.contiguous(), words.columns.contiguous(), words.threshold
             keep_factor = 1.0 / (1.0 - dropped.p)
-        tensors = prepared(inputs.query, dtype), prepared(inputs.key, dtype), prepared(value, dtype)
+        q, k = inputs.query, inputs.key
+        q, k = q if _is_ready(q, dtype) else _copied(q, dtype), k if _is_ready(k, dtype) else _copied(k, dtype)
+        tensors = (q, k, value if _is_ready(value, dtype) else _copied(value, dtype))
         capped = 0.0 if inputs.softcap is None else inputs.softcap
         options = (bias, index is not None, inputs.scale, capped, rows, columns, threshold, keep_factor)
         return cls((*tensors, plan.starts, plan.runs, plan.spans, bits, visible, *options), index, table, of_rows)
 
 
 def prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor as the compiled kernel requires: its dtype, padded width, stride 1 and aligned rows.
+    """Return a tensor as the compiled kernel requires: its dtype, padded width, stride 1 and aligned rows."""
+    return x if _is_ready(x, dtype) else _copied(x, dtype)
 
-    The tensor is copied at most once.
-    """
-    if x.dtype is dtype and _is_ready(x):
-        return x
+
+def _copied(x: Tensor, dtype: torch.dtype) -> Tensor:
     width = x.shape[3]
     padded = torch.empty((*x.shape[:3], _padded_width(width)), dtype=dtype, device=x.device)
     padded[..., width:] = 0
@@ -282,8 +283,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float, dtype: to
         ledger.step(MemoryUse(32 * max(rows, kv_len), 4 * (rows + kv_len)))
     widths, item = (_padded_width(query.shape[3]), _padded_width(value_dim)), dtype.itemsize
     is_read = query.dtype is dtype
-    copied = [x for x in (query, key) if not (is_read and _is_ready(x))]
-    ledger.allocate(sum(math.prod(x.shape[:3]) * widths[0] * item for x in copied))
+    ledger.allocate(sum(0 if _is_ready(x, dtype) else math.prod(x.shape[:3]) * widths[0] * item for x in (query, key)))
     ledger.allocate(0 if is_read and value_dim == widths[1] else math.prod(key.shape[:3]) * widths[1] * item)
     results = rows * (widths[1] * item + 4)
     ledger.allocate(results)
@@ -317,11 +317,14 @@ def _padded_width(width: int) -> int:
     return -(-max(1, width) // _LANES) * _LANES
 
 
-def _is_ready(x: Tensor) -> bool:
-    """Return whether the compiled kernel can read a tensor without a copy: padded width, stride 1, aligned rows."""
-    if x.shape[3] % _LANES or not x.shape[3] or x.stride(3) != 1 or x.data_ptr() % 4:
+def _is_ready(x: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether the compiled kernel, which reads ``dtype``, can read a tensor without a copy.
+
+    It requires padded width, stride 1 and aligned rows.
+    """
+    if x.dtype is not dtype or x.shape[3] % _LANES or not x.shape[3] or x.stride(3) != 1 or x.data_ptr() % 4:
         return False
-    return x.dtype == torch.float32 or not any(step % 2 for step in x.stride()[:3])
+    return dtype is torch.float32 or not any(step % 2 for step in x.stride()[:3])
 
 
 def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
