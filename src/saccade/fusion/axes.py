@@ -40,12 +40,6 @@ class Axes:
         """The shape of the lazy tensor, as the model sees it."""
         return tuple(math.prod(self.sizes[factor] for factor in axis) for axis in self.axes)
 
-    @property
-    def is_regrouped(self) -> bool:
-        """Whether the factors are out of their original order, so a contiguous copy would have another layout."""
-        factors = [factor for axis in self.axes for factor in axis]
-        return factors != sorted(factors)
-
     def view(self, shape: Sequence[int]) -> tuple[Axes, dict[int, Axis]] | None:
         """Return the axes after ``view(shape)`` and the parts of each split factor; None if it would mix factors."""
         sizes, splits, axes = dict(self.sizes), dict[int, Axis](), list[list[int]]()

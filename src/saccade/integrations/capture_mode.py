@@ -33,7 +33,7 @@ from saccade.integrations.capture_context import (
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.integrations.mha_function import function_matrix, function_output
 from saccade.integrations.other_packages import VisibleFunction, visible_functions
-from saccade.integrations.redirect_mode import RedirectMode
+from saccade.integrations.redirect_mode import RedirectMode, is_engine
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output
 from saccade.matrix import DenseMatrix, Impl, matrix_from_inputs
@@ -115,7 +115,7 @@ class CaptureMode(ObserveAttention):
             if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
                 refuse_compiled()
             return func(*args, **kwargs)
-        if _is_engine(sys._getframe(1)):
+        if is_engine(sys._getframe(1)):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             out = func(*args, **kwargs)
@@ -212,15 +212,10 @@ def _capture_calls(call: CapturedCall) -> Any:
         return call.run()
 
 
-def _is_engine(frame: FrameType) -> bool:
-    """Return whether a torch call comes directly from a saccade kernel; such calls must not be observed."""
-    return str(frame.f_globals.get("__name__")).startswith("saccade.engine.")
-
-
 def _is_called_by_engine(frame: FrameType | None) -> bool:
     """Return whether a saccade kernel is among a torch call's callers; its matrix is already captured."""
     while frame is not None:
-        if _is_engine(frame):
+        if is_engine(frame):
             return True
         frame = frame.f_back
     return False

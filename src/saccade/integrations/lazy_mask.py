@@ -59,9 +59,6 @@ class _Content:
         self.lock = threading.Lock()
 
 
-CALLED_AS = "LazyMask"  # the name in error messages
-
-
 class LazyMask(Tensor):
     """A tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a mask rule.
 

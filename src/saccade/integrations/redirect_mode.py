@@ -103,7 +103,7 @@ class RedirectMode(FuseAttention):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling():
-            if _is_engine(sys._getframe(1)):
+            if is_engine(sys._getframe(1)):
                 if not any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
                     return func(*args, **kwargs)
             elif (type(func) is VisibleFunction or func in _FUNCTIONS) and not (
@@ -221,8 +221,8 @@ def left_to_module() -> Iterator[None]:
         yield
 
 
-def _is_engine(frame: Any) -> bool:
-    """Return whether a torch call comes directly from a saccade kernel."""
+def is_engine(frame: Any) -> bool:
+    """Return whether a torch call comes directly from a saccade kernel; such calls must not be observed."""
     return str(frame.f_globals.get("__name__")).startswith("saccade.engine.")
 
 

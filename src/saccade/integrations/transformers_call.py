@@ -18,8 +18,6 @@ from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_paddin
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
 
-_PAGED = "paged caches use their own kernels"
-
 
 class AttentionCall(NamedTuple):
     """A call to a transformers attention function, converted to the inputs of an attention matrix.
@@ -75,9 +73,9 @@ class AttentionCall(NamedTuple):
         if query.shape[0] != key.shape[0]:  # learned queries, shared by all batch items
             query = query.expand(key.shape[0], -1, -1, -1)
         placed: Placed | CallMask
+        lengths = query.shape[2], key.shape[2]
         if is_flash:
             window, ids, added = options.get("sliding_window"), options.get("position_ids"), None
-            lengths = query.shape[2], key.shape[2]
             placed = _placed_for_flash(*lengths, attention_mask, window, ids, is_causal=is_causal)
         elif is_traced:
             traced, added = _traced(query, key, attention_mask, is_causal)
@@ -86,7 +84,6 @@ class AttentionCall(NamedTuple):
             placed, added = _placed(query, key, attention_mask, is_causal)
         if isinstance(placed, Placed):
             check_ends(module, ends, placed)
-        lengths = query.shape[2], key.shape[2]
         if "indices" in options:
             placed = placed.restricted(_selected(options["indices"], *lengths))
         if "block_indices" in options:
@@ -127,10 +124,7 @@ def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
     q_len, kv_len = query.shape[2], key.shape[2]
     # A rule that allows every pair ignores query positions, but a pattern combined with it may depend on them.
     q, kv = range(kv_len - q_len, kv_len) if q_len <= kv_len else range(q_len), range(kv_len)
-    # A float mask in memory may contain a bias, so treat it like any other tensor.
-    if isinstance(attention_mask, LazyMask) and not (
-        attention_mask.is_in_memory and attention_mask.is_floating_point()
-    ):
+    if isinstance(attention_mask, LazyMask) and not attention_mask.may_contain_bias:
         placed = attention_mask.placed
         if (len(placed.q_positions), len(placed.kv_positions)) == (q_len, kv_len):
             return placed, None

@@ -96,7 +96,7 @@ class ColumnRange(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A box of ``[batch, heads, q_len, kv_len]`` in indices, with the mask to evaluate in partial column ranges."""
+    """A block of the index space ``[batch, heads, q_len, kv_len]``, with the mask to evaluate where keys are masked."""
 
     batch: slice
     heads: slice

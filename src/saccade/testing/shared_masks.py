@@ -20,18 +20,18 @@ MIXED: MaskAndRule = (Predicate(_is_mixed), _is_mixed)  # depends on item, head,
 
 
 def window(left: int, right: int) -> MaskAndRule:
-    """Return a window mask for cases, with its rule as a function of integers."""
+    """Return a window mask for test cases, and the same rule as a plain function of indices."""
     return Window(left, right), lambda b, h, q, kv: q - left <= kv <= q + right
 
 
 def streaming(left: int, *tokens: int) -> MaskAndRule:
-    """Return a causal window mask with global tokens for cases, with its rule as a function of integers."""
+    """Return a causal window mask with global tokens, and the same rule as a plain function of indices."""
     mask = Causal() & (Window(left, 0) | Global(tokens))
     return mask, lambda b, h, q, kv: kv <= q and (kv >= q - left or q in tokens or kv in tokens)
 
 
 def strided(step: int) -> MaskAndRule:
-    """Return a strided mask for cases, with its rule as a function of integers."""
+    """Return a strided mask for test cases, and the same rule as a plain function of indices."""
     return Strided(step), lambda b, h, q, kv: q % step == kv % step
 
 

@@ -44,7 +44,7 @@ def layer_of(weights: Projections) -> MultiHeadAttention:
 
 
 def with_residual_and_norm(output: Tensor, x: Tensor) -> Tensor:
-    """Return the layer norm of the sum of an output and the tokens, as tutorial code does after attention."""
+    """Add the residual to an output and apply layer norm, as tutorial code does after attention."""
     return layer_norm(output + x, x.shape[-1:])
 
 

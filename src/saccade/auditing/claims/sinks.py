@@ -12,8 +12,7 @@ from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import row_differences
 
-_LARGE, _SMALL = 80.0, -80.0  # logits beyond which a sink takes all weight, or none, in float32 and bfloat16
-
+_LARGE = 80.0  # a sink with this logit takes all weight, in float32 and in bfloat16
 _EQUAL = 1e-2  # smaller differences, relative to all rows, count as rounding
 
 

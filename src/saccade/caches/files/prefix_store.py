@@ -226,7 +226,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 
 def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
-    """Return a layer's cached keys and values. Raise unless they are of one sequence that starts at position 0."""
+    """Return a layer's cached keys and values. Raise unless they belong to one sequence that starts at position 0."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
         raise value_error(

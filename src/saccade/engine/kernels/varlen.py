@@ -1,4 +1,4 @@
-"""Varlen: torch's ``varlen_attn`` for packed sequences with windows, on a GPU's flash kernels, without compiling."""
+"""Varlen: run packed sequences, with or without a window, on torch's ``varlen_attn`` (flash attention on GPUs)."""
 
 from __future__ import annotations
 
