@@ -115,7 +115,7 @@ class Linformer(Approximate):
         return LinformerMatrix(left, projection, tokens, dtype=inputs.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
-        """Raise if a key is at position ``kv_len`` or later. Positions that cannot be read yet are checked at run time."""
+        """Raise if a key is at position ``kv_len`` or later. Unreadable positions are checked at run time."""
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:

@@ -79,7 +79,7 @@ class ResidualLayer(ArgumentHints, Layer):
         return norm(x + self._dropped(part(x)))
 
     def _dropped(self, change: Tensor) -> Tensor:
-        """Apply dropout to a sublayer's output. In eval mode, skip the module, because the call has measurable overhead."""
+        """Apply dropout to a sublayer's output. In eval mode, skip the call, whose overhead is measurable."""
         return self.dropout(change) if self.dropout.training else change
 
 

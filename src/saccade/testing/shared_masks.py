@@ -36,23 +36,23 @@ def strided(step: int) -> MaskAndRule:
 
 
 def sparse(step: int) -> MaskAndRule:
-    """Return the mask of the Sparse Transformer for cases, with its rule as a function of integers."""
+    """Return the mask of the Sparse Transformer, and the same rule as a plain function of indices."""
     return sparse_transformer(step), lambda b, h, q, kv: kv <= q and (kv >= q - step or q % step == kv % step)
 
 
 def padding(*lengths: int) -> MaskAndRule:
-    """Return a mask for padding after the tokens of each item, with its rule as a function of integers."""
+    """Return a mask for padding after the tokens of each item, and the same rule as a plain function of indices."""
     return Padding(lengths), lambda b, h, q, kv: kv < lengths[b]
 
 
 def left_padding(padded_len: int, *lengths: int) -> MaskAndRule:
-    """Return a causal mask for padding before the tokens of each item, with its rule as a function of integers."""
+    """Return a causal mask for padding before the tokens of each item, and the same rule as a plain function of indices."""
     mask = Padding(lengths, side="left", padded_len=padded_len) & Causal()
     return mask, lambda b, h, q, kv: padded_len - lengths[b] <= kv <= q
 
 
 def documents(*lengths: int) -> MaskAndRule:
-    """Return a mask that separates documents with the given lengths, with its rule as a function of integers."""
+    """Return a mask that separates documents with the given lengths, and the same rule as a plain function of indices."""
     document = document_of(*lengths)
     return Documents(lengths), lambda b, h, q, kv: document[q] == document[kv]
 

@@ -121,7 +121,7 @@ def _has_empty_rows(case: Case) -> bool:
 
 
 def _with_keys(case: Case) -> Iterator[Case]:
-    """Yield variants with as many queries as keys, so that every query sees a key, if some query of the case sees none."""
+    """If some query of the case sees no key, yield variants with as many queries as keys, so that each sees one."""
     if _has_empty_rows(case) and case.bias is None and not case.explicit_positions:
         for length in sorted({max(1, case.q_len), max(1, case.kv_len)}):
             candidate = dataclasses.replace(case, q_len=length, kv_len=length)
