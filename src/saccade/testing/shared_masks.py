@@ -46,13 +46,13 @@ def padding(*lengths: int) -> MaskAndRule:
 
 
 def left_padding(padded_len: int, *lengths: int) -> MaskAndRule:
-    """Return a causal mask for padding before the tokens of each item, and the same rule as a plain function of indices."""
+    """Return a causal mask for padding on the left of each item, and the same rule as a plain function of indices."""
     mask = Padding(lengths, side="left", padded_len=padded_len) & Causal()
     return mask, lambda b, h, q, kv: padded_len - lengths[b] <= kv <= q
 
 
 def documents(*lengths: int) -> MaskAndRule:
-    """Return a mask that separates documents with the given lengths, and the same rule as a plain function of indices."""
+    """Return a mask that separates documents of given lengths, and the same rule as a plain function of indices."""
     document = document_of(*lengths)
     return Documents(lengths), lambda b, h, q, kv: document[q] == document[kv]
 
