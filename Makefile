@@ -15,7 +15,7 @@ PYTEST := $(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2
 AVX2 := SACCADE_CPU_LEVEL=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo report verify test mutants check check-tests levels arm check-all coverage examples site bench gpu-check
+.PHONY: help demo report verify test mutants check check-tests levels arm arm-python check-all coverage examples site bench gpu-check
 .PHONY: fmt lint type imports clean
 
 help:  ## list the targets
@@ -70,6 +70,9 @@ levels: $(VENV)/.dev  ## run the tests of the compiled kernel at each lower leve
 
 arm: $(VENV)/.dev  ## compile the kernels for 64-bit ARM and check them in an emulator (three minutes)
 	$(PYTEST) -m slow tests/engine/kernels/test_native_builds.py -k arm
+
+arm-python: $(VENV)/.dev  ## run Python, torch and the kernels for 64-bit ARM in an emulator (an hour, 8 GB of disk)
+	$(BIN)/python tests/project/arm/run.py $(ARM)
 
 check-all: check  ## check, the tests as on AVX2 and where `auto` asks the compiled kernels first, and the slow proofs
 	$(MAKE) levels

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ NAMES |= {"share", "uniform", "given to the first token", "to tokens less than 4
 NAMES |= {"to the 2 strongest blocks of 4 among the others"}
 
 
+@cache
 def texts():
     """Every literal of the source, and those that are passed to `translated` directly."""
     every, passed = set(), set()
