@@ -190,7 +190,7 @@ def test_a_run_that_goes_on_is_read_anew(open_page, tmp_path):
         while not path.exists():
             torch.ones(1)
         page = open_page(path, "#head=1")
-        assert "reads itself anew" in page.locator("header").inner_text()
+        assert "reloads every" in page.locator("header").inner_text()
         layer(torch.randn(1, 7, 16))
         until(page, "document.body.dataset.ready && saccade.layer.queries === 7")
         assert page.evaluate("saccade.state.now.head") == 1, "what is looked at stays"
