@@ -32,7 +32,7 @@ def _accused(known: set[str]) -> list[Finding]:
         return []
     from saccade.engine.first_use_check import results  # noqa: PLC0415  the step may not need it
 
-    said = [record.found for record in list(results._RECORDS.values()) if not record.found.ok]
+    said = [record.result for record in list(results._RECORDS.values()) if not record.result.ok]
     new = [found for found in said if found.fault not in known]
     known.update(found.fault for found in new)
     return [Finding(f"{found.kernel}: first use", found.fault, False) for found in new]

@@ -4,16 +4,18 @@ import math
 
 import pytest
 import torch
-from tests.engine.kernels.native_levels import needs_half, needs_native
+from tests.engine.kernels.native_levels import needs_native
 
 from saccade import masks
 from saccade.caches import BlockSelectCache
+from saccade.engine.kernels import native
 from saccade.mechanisms import Softmax
 from saccade.positions import ALiBi
 
+has_half = pytest.mark.skipif(not native.reads(torch.bfloat16), reason="needs a processor that multiplies bfloat16")
 DTYPES = [
     pytest.param(torch.float32, 1e-5, marks=needs_native),
-    pytest.param(torch.bfloat16, 2e-2, marks=needs_half),
+    pytest.param(torch.bfloat16, 2e-2, marks=[needs_native, has_half]),
 ]
 CAUSAL = masks.Causal()
 MECHANISMS = {"plain": Softmax(), "softcap": Softmax(softcap=2.0, scale=0.3)}
