@@ -19,7 +19,7 @@ CHINESE = {
     "blocks, mean": "选块，均值",
     "blocks, bound": "选块，上界",
     "blocks, best key": "选块，最佳键",
-    "blocks, by lot": "选块，随机",
+    "blocks, at random": "选块，随机",
     "sinks + window": "汇点与窗口",
     "heavy hitters": "HeavyHitter",
     "dense": "稠密",

@@ -111,7 +111,7 @@ def policies(settings: Settings) -> dict[str, Callable[[int], LayerCache]]:
         "blocks, mean": select(BlockMeans),
         "blocks, bound": select(BlockBounds),
         "blocks, best key": select(LargestKey),
-        "blocks, by lot": select(RandomScorer),
+        "blocks, at random": select(RandomScorer),
         "sinks + window": lambda budget: SinkWindowCache(size, budget - size),
         "heavy hitters": HeavyHitterCache,
         "SnapKV": lambda budget: SnapKVCache(budget, window=min(8, budget // 2)),

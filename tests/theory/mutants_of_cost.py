@@ -221,7 +221,7 @@ MUTANTS_OF_COST = [
     ("trained-attention-is-sparse", "uniform weights", {"heads": uniform_heads}),
     ("trained-attention-is-sparse", "as broad at every length", {"long": lambda: uniform_heads()["decoder"][0]}),
     ("trained-attention-is-sparse", "a tenth is enough", {"needed": lambda one: keys_needed(one, 0.1)}),
-    ("most-tokens-matter-little", "drawn by lot", {"choose": partial(ShareOfKeys, at_random=True)}),
+    ("most-tokens-matter-little", "drawn at random", {"choose": partial(ShareOfKeys, at_random=True)}),
     ("most-tokens-matter-little", "the strongest in the lot", {"lot": ShareOfKeys}),
     ("most-tokens-matter-little", "all keys", {"choose": lambda softmax, share: softmax}),
     ("heads-learn-different-patterns", "uniform weights", {"heads": uniform_heads}),

@@ -198,7 +198,7 @@ def trained() -> Figure:
     head(left, "Which is better depends on the task", 9)
     legend(left, loc="upper left", ncols=2)
     whole, shares = torch.tensor([decoder_loss(text) for text in TEXTS]), (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
-    for label, at_random, colour in (("drawn by lot", True, INKS[1]), ("the strongest", False, INKS[0])):
+    for label, at_random, colour in (("drawn at random", True, INKS[1]), ("the strongest", False, INKS[0])):
         lost = torch.stack(
             [
                 torch.tensor(

@@ -58,7 +58,7 @@ CHINESE = {
     "heads, of the same total width": "头数，总宽度相同",
     "accuracy": "准确率",
     "Which is better depends on the task": "哪个更好，要看任务",
-    "drawn by lot": "随机抽取",
+    "drawn at random": "随机抽取",
     "the strongest": "权重最大的",
     "share of its keys that a query reads": "每个查询读它的键的几分之几",
     "nats a token lost": "每个词元损失的奈特",
