@@ -308,11 +308,11 @@ def test_inputs_are_converted_if_enough_queries_repay_it(dtype: torch.dtype, mon
     """On a processor that cannot multiply them; ``impl="native"`` always runs."""
     monkeypatch.setattr("saccade.engine.kernels.native.is_on", lambda: True)
     monkeypatch.setattr("saccade.engine.kernels.native.abilities", lambda: 0)
-    key, enough = torch.randn(1, 2, 4096, 32, dtype=dtype), 64 if dtype is torch.bfloat16 else 8
+    key, enough = torch.randn(1, 2, 4096, 32, dtype=dtype), 128 if dtype is torch.bfloat16 else 8
 
-    def reasons(rows: int, impl: str = "auto", *, is_slow: bool = True) -> tuple[str, ...]:
+    def reasons(rows: int, impl: str = "auto", *, is_slow: bool = True, trains: bool = False) -> tuple[str, ...]:
         monkeypatch.setattr(aten_flash, "multiplies_slowly", lambda _: is_slow)
-        query = torch.randn(1, 4, rows, 32, dtype=dtype)
+        query = torch.randn(1, 4, rows, 32, dtype=dtype, requires_grad=trains)
         verdict = Native().verdict(sc.AttentionMatrix(query, key).inputs, Request(impl=impl))
         assert not verdict.cannot
         return verdict.should_skip
@@ -321,3 +321,4 @@ def test_inputs_are_converted_if_enough_queries_repay_it(dtype: torch.dtype, mon
     assert reasons(enough // 2 - 1)[0].startswith(f"{enough - 2} queries per key do not repay converting")
     assert reasons(enough, is_slow=False)[0].startswith(f"torch multiplies {str(dtype)[6:]}")
     assert reasons(1, impl="native") == ()
+    assert reasons(1, trains=True) == ()

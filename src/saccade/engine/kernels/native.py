@@ -41,7 +41,8 @@ from saccade.support.torch_modes import has_forward_derivatives, unobserved, wan
 
 _FEW_KEYS = 40  # with fewer keys, or fewer pairs over all heads, other kernels start faster
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
-_FEW_ROWS = {torch.bfloat16: 64, torch.float16: 8}  # with fewer queries per key, converting keys takes longer
+_FEW_ROWS = {torch.bfloat16: 128, torch.float16: 8}  # with fewer queries per key, converting keys takes longer
+_FEW_BIASED_ROWS = 4  # the same with a bias, which other kernels add more slowly
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
 """Size from which strided masks run faster on gathered keys: the number of multiplications per head in float32, and
 the number of pairs in bfloat16, where multiplication is cheap."""
@@ -228,8 +229,10 @@ def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
         return None
     if not aten_flash.multiplies_slowly(dtype):
         return f"torch multiplies {str(dtype).removeprefix('torch.')} on this processor, and it would need float32"
-    rows = q_len * heads // inputs.key.shape[1]
-    return f"{rows} queries per key do not repay converting keys to float32" if rows < _FEW_ROWS[dtype] else None
+    rows, few = q_len * heads // inputs.key.shape[1], _FEW_ROWS[dtype] if inputs.bias is None else _FEW_BIASED_ROWS
+    if rows >= few or any(map(wants_gradient, inputs.leaves)):  # gradients need many products
+        return None
+    return f"{rows} queries per key do not repay converting keys to float32"
 
 
 def _should_gather(inputs: AttentionInputs, dtype: torch.dtype) -> bool:
