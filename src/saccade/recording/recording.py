@@ -198,8 +198,8 @@ class Recording(Mapping[str, Run]):
                 several times, or the mask hides every pair.
             UnsupportedError: queries and keys were not recorded (``keep="qk"``).
 
-        Cost: the rows of the query tokens in each layer, O(tokens · kv_len) for each head; with "excess", one pass over
-        the whole matrix.
+        Cost: the rows of the query tokens in each layer, O(tokens · kv_len) for each head; with "excess", one pass
+        over the whole matrix and one over uniform attention.
 
         Example:
             >>> from saccade import models, record
