@@ -28,6 +28,52 @@ def test_the_attention_between_two_words_is_summed_over_keys_and_averaged_over_q
     assert recording.find([(7, 3)], batch=1, k=3) == recording.find([(7, 3)], batch=1, k=None)[:3]
 
 
+def test_the_excess_is_over_what_the_second_word_receives_on_average(llama):
+    ids = ids_of(11)
+    with torch.no_grad(), record(llama, keep="qk") as recording:
+        llama(ids)
+    found = recording.find([(range(8, 10), range(2, 5)), (7, 3)], batch=1, k=None, rank_by="excess")
+    weights = torch.stack(weights_of("llama", ids))[:, 1].double()  # [layers, heads, queries, keys]
+    even = torch.ones(11, 11).tril().double()
+    even /= even.sum(-1, keepdim=True)
+    usual = even * (weights.sum(-2) / even.sum(-2))[..., None, :]
+    both = torch.stack([usual[:, :, 8:10, 2:5].sum(-1).mean(-1), usual[:, :, 7, 3]], -1).mean(-1)
+    for link in found:
+        assert link.expected == pytest.approx(float(both[link.layer_index, link.head]), abs=1e-5)
+    excess = [link.value - link.expected for link in found]
+    assert excess == sorted(excess, reverse=True)
+    plain = recording.find([(range(8, 10), range(2, 5)), (7, 3)], batch=1, k=None)
+    assert {link._replace(expected=None) for link in found} == set(plain)
+
+
+def test_a_head_that_attends_to_one_word_everywhere_ranks_low_by_excess():
+    layer = sc.nn.MultiHeadAttention(8, 2, projection_bias=False)
+    x = torch.zeros(1, 4, 8)
+    x[0, :, 0], x[0, 1, 1], x[0, 3, 2] = 1.0, 1.0, 1.0  # every token has feature 0, the noun 1, the pronoun 2
+    with torch.no_grad():
+        for projection in (layer.query_projection, layer.key_projection):
+            projection.weight.zero_()
+        layer.query_projection.weight[0, 0] = layer.key_projection.weight[0, 1] = 6.0  # head 0: all see the noun
+        layer.query_projection.weight[4, 2] = layer.key_projection.weight[4, 1] = 2.0  # head 1: the pronoun does
+        with record(layer, keep="qk") as recording:
+            layer(x)
+    assert [link.head for link in recording.find([(3, 1)])] == [0, 1]
+    popular, pronoun = sorted(recording.find([(3, 1)], rank_by="excess"), key=lambda link: link.head)
+    assert popular.value == pytest.approx(popular.expected, abs=1e-6)
+    assert pronoun.value > pronoun.expected + 0.1
+    assert recording.find([(3, 1)], rank_by="excess") == [pronoun, popular]
+
+
+def test_a_key_that_no_query_sees_has_no_usual_attention():
+    layer = sc.nn.MultiHeadAttention(8, 2, mask=masks.Causal() & masks.Window(1, 0))
+    with torch.no_grad(), record(layer, keep="qk") as recording:
+        layer(torch.randn(1, 1, 8), torch.randn(1, 4, 8))
+    (link, other) = recording.find([(3, 3), (3, 0)], rank_by="excess")
+    for each in (link, other):
+        assert each.weights[1] == 0
+        assert each.expected == pytest.approx(each.value)
+
+
 def test_chosen_heads_keep_their_numbers(llama):
     ids = ids_of(9)
     with torch.no_grad(), record(llama, keep="qk", heads=[3, 0]) as recording:
@@ -107,5 +153,7 @@ def test_what_cannot_be_ranked_is_refused():
         recording.find([(3, 0)], batch=1)
     with pytest.raises(ValueError, match="k must be"):
         recording.find([(3, 0)], k=0)
+    with pytest.raises(ValueError, match="find: rank_by must be one of 'value', 'excess'; got 'mean'"):
+        recording.find([(3, 0)], rank_by="mean")
     with pytest.raises(sc.UnsupportedError, match=r'queries and keys(.|\n)*keep="qk"'):
         summaries.find([(3, 0)])

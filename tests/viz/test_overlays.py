@@ -117,6 +117,13 @@ def test_the_picture_keeps_its_proportions_and_limits_set_the_scale():
     figure.canvas.draw()
 
 
+def test_gates_can_be_drawn_on_their_full_scale():
+    gates = torch.sigmoid(torch.linspace(-0.2, 0.2, 4)).reshape(1, 2, 2)
+    ends = float(gates.min()), float(gates.max())
+    assert scale(viz.spatial_map(torch.rand(3, 4, 4), gates))[1] == pytest.approx(ends)
+    assert scale(viz.spatial_map(torch.rand(3, 4, 4), gates, limits=(0, 1)))[1] == (0.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("image", "weights", "options", "sentence"),
     [

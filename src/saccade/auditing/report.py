@@ -33,6 +33,9 @@ DRAWN = 64
 """Largest number of tokens for which the audit measures every pair, to draw the picture."""
 _TITLE = 200  # number of text columns
 _HEADS = ("claim", "verdict", "largest", "allowed", "first pair", "module", "passes")
+_LEGEND = (
+    "  largest: effect where there should be none; allowed: effect of rounding; passes: model runs to find the pair"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +117,7 @@ class Report:
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
+        lines.append(_LEGEND)
         remarks: dict[str, list[str]] = {}
         for claim in self.claims:
             remarks.setdefault(claim.why, []).append(claim.name)

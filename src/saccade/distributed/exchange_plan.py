@@ -178,15 +178,17 @@ class Exchange:
     def __str__(self) -> str:
         mib = 1 / 2**20
         mean = self.bytes_sent.mean() * mib
+        least, most = self.layout.counts.min(), self.layout.counts.max()
+        tokens = f"{most:,}" if least == most else f"{least:,} to {most:,}"
         lines = [
-            f"ranks      {self.ranks}, {self.layout.counts.min():,} to {self.layout.counts.max():,} tokens each",
+            f"ranks      {self.ranks:,}; tokens per rank: {tokens}",
             f"mask       {self.mask_text} over {self.seq_len:,} tokens",
             f"layout     {self.layout.name}",
             f"strategy   {self.strategy}, {self.rounds} round{'' if self.rounds == 1 else 's'}",
-            f"sent       {self.bytes_sent.max() * mib:,.1f} MiB at most, {mean:,.1f} on average",
-            f"received   {self.bytes_received.max() * mib:,.1f} MiB at most",
-            f"work       the busiest rank has {self.imbalance:.2f} times the mean: {self.pairs.max():,} pairs",
-            f"memory     {self.peak_bytes.max() * mib:,.1f} MiB of keys and values at most",
+            f"sent       at most {self.bytes_sent.max() * mib:,.1f} MiB per rank, {mean:,.1f} MiB on average",
+            f"received   at most {self.bytes_received.max() * mib:,.1f} MiB per rank",
+            f"work       {self.pairs.max():,} pairs on the busiest rank, {self.imbalance:.2f} times the mean",
+            f"memory     at most {self.peak_bytes.max() * mib:,.1f} MiB of keys and values per rank",
         ]
         lines += [f"not {name}: {why}" for name, reasons in self.refused.items() for why in reasons]
         return "\n".join(lines)
@@ -284,7 +286,7 @@ def exchange(
     best = min(range(len(plans)), key=times.__getitem__)
     for plan, time in zip(plans, times, strict=True):
         if plan is not plans[best]:
-            reason = f"{1e3 * time:.3g} ms forward (estimate) instead of {1e3 * times[best]:.3g} ms"
+            reason = f"estimated at {1e3 * time:.3g} ms per forward pass, instead of {1e3 * times[best]:.3g} ms"
             refused[f"{plan.strategy}, {plan.layout.name}"] = (reason,)
     return dataclasses.replace(plans[best], refused=refused)
 
@@ -295,7 +297,7 @@ def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -
         return ()
     why = []
     if heads % ranks or kv_heads % ranks:
-        why.append(f"{ranks} ranks do not divide {heads} heads and {kv_heads} key heads")
+        why.append(f"{ranks:,} ranks do not divide {heads} heads and {kv_heads} key heads")
     if mask.shape[1] > 1:
         why.append("its mask differs between heads, and each rank would have different heads")
     return tuple(why)

@@ -15,7 +15,7 @@ from saccade.recording.gradients import Gradients
 from saccade.recording.layer_record import Run
 from saccade.recording.table_files import checked_file, parquet_writer, write_csv, write_parquet
 from saccade.recording.table_rows import TableRow, table_rows
-from saccade.recording.word_links import Link, Place, rank_links
+from saccade.recording.word_links import Link, Place, RankBy, rank_links
 from saccade.statistics import Statistic
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, is_integer
@@ -167,7 +167,13 @@ class Recording(Mapping[str, Run]):
         return destination
 
     def find(
-        self, pairs: Iterable[tuple[Place, Place]], *, tokens: Tokens = None, batch: int = 0, k: int | None = 10
+        self,
+        pairs: Iterable[tuple[Place, Place]],
+        *,
+        tokens: Tokens = None,
+        batch: int = 0,
+        k: int | None = 10,
+        rank_by: RankBy = "value",
     ) -> list[Link]:
         """Rank heads by the attention between pairs of words, such as a pronoun and its noun, largest first.
 
@@ -182,13 +188,18 @@ class Recording(Mapping[str, Run]):
                 layers that match no name are skipped. When None, pairs must consist of token indices.
             batch: the batch item.
             k: number of heads to return; None for all.
+            rank_by: "value": the attention itself. "excess": the attention minus ``expected``, the value if the first
+                word attended to the second as queries do on average (the mean attention that the second word receives,
+                scaled to the number of keys that each query sees). A head in which every query attends to the second
+                word then ranks low.
 
         Raises:
             TypeError, ValueError: pairs are not pairs of words or tokens of the text, a word does not occur or occurs
                 several times, or the mask hides every pair.
             UnsupportedError: queries and keys were not recorded (``keep="qk"``).
 
-        Cost: the rows of the query tokens in each layer, O(tokens · kv_len) for each head.
+        Cost: the rows of the query tokens in each layer, O(tokens · kv_len) for each head; with "excess", one pass
+        over the whole matrix and one over uniform attention.
 
         Example:
             >>> from saccade import models, record
@@ -203,7 +214,7 @@ class Recording(Mapping[str, Run]):
         if k is not None:
             check_int("k", k)
         last = {name: self[name] for name in self}
-        return rank_links(last, pairs, tokens, check_int("batch", batch, 0), self._heads)[:k]
+        return rank_links(last, pairs, tokens, check_int("batch", batch, 0), self._heads, rank_by)[:k]
 
     def __getitem__(self, layer: str | int) -> Run:
         return self._runs[self._name(layer)][-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.matrix import Matrix
 from saccade.recording.layer_record import Run
 from saccade.support.errors import kind, shown, type_error, value_error
-from saccade.support.validation import is_integer
+from saccade.support.validation import check_choice, is_integer
 from saccade.text import locate
 from saccade.viz.page.texts import Labels, Tokens, check_tokens, labels_of
 
@@ -20,6 +20,8 @@ CALLED_AS = "find"  # in errors
 
 Place = str | int | range
 """A word of the text; or its token's index, or the index range of its tokens."""
+RankBy = Literal["value", "excess"]
+"""What heads are ranked by: the attention between the words, or its excess over what the second word usually gets."""
 
 
 class Link(NamedTuple):
@@ -32,6 +34,8 @@ class Link(NamedTuple):
         value: attention from the first word to the second, averaged over the pairs, from 0 to 1.
         uniform: the same average for uniform attention under the mask.
         weights: the attention of each pair.
+        expected: the value if the first word attended to the second as queries do on average; None unless heads are
+            ranked by ``excess``.
     """
 
     layer: str
@@ -40,6 +44,7 @@ class Link(NamedTuple):
     value: float
     uniform: float
     weights: tuple[float, ...]
+    expected: float | None = None
 
 
 class _Layer(NamedTuple):
@@ -57,18 +62,22 @@ def rank_links(
     tokens: Tokens,
     batch: int,
     heads: Sequence[int] | None,
+    rank_by: RankBy = "value",
 ) -> list[Link]:
     """Rank all heads by the attention between pairs of words, largest first; see `Recording.find`.
 
     Args:
         runs: the last run of each layer by name.
-        pairs, tokens, batch: see `Recording.find`.
+        pairs, tokens, batch, rank_by: see `Recording.find`.
         heads: the recorded heads; None for all.
     """
+    excess = check_choice("rank_by", rank_by, get_args(RankBy)) == "excess"
     checked = _checked_pairs(pairs)
     check_tokens(tokens)
     links = [
-        link for layer in _layers(runs, checked, tokens, batch) for link in _links_of(layer, len(checked), batch, heads)
+        link
+        for layer in _layers(runs, checked, tokens, batch)
+        for link in _links_of(layer, len(checked), batch, heads, excess)
     ]
     if all(link.uniform == 0 for link in links):
         rule = "be a query and a key that the mask allows"
@@ -76,7 +85,7 @@ def rank_links(
             "attention goes from the first word to the second; in a causal model the second word is earlier in the text"
         )
         raise value_error("each of pairs", rule, ", ".join(map(shown, checked)), hint=hint)
-    return sorted(links, key=lambda link: -link.value)
+    return sorted(links, key=lambda link: (link.expected or 0.0) - link.value)
 
 
 def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: Tokens, batch: int) -> Iterator[_Layer]:
@@ -95,20 +104,34 @@ def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: T
         yield _Layer(numbers[name], name, run.matrix, ranges)
 
 
-def _links_of(layer: _Layer, count: int, batch: int, heads: Sequence[int] | None) -> Iterator[Link]:
+def _links_of(layer: _Layer, count: int, batch: int, heads: Sequence[int] | None, excess: bool) -> Iterator[Link]:
     """Yield the links of all heads of a layer."""
-    attention, uniform_attention = (
-        _between(matrix, layer.ranges, batch) for matrix in (layer.matrix, layer.matrix.uniform())
-    )
-    for index, (weights, baselines) in enumerate(zip(attention.tolist(), uniform_attention.tolist(), strict=True)):
-        head = index if heads is None else heads[index]
+    even = layer.matrix.uniform()
+    attention, uniform_attention = (_between(matrix, layer.ranges, batch) for matrix in (layer.matrix, even))
+    usual: Sequence[float | None] = [None] * len(attention)
+    if excess:
+        received, baseline = (matrix.received()[batch].detach() for matrix in (layer.matrix, even))
+        index = received / baseline.where(baseline > 0, 1.0)  # of a key that no query sees: 0
+        usual = _between(even, layer.ranges, batch, index).mean(-1).tolist()
+    rows = zip(attention.tolist(), uniform_attention.tolist(), usual, strict=True)
+    for number, (weights, baselines, expected) in enumerate(rows):
+        head = number if heads is None else heads[number]
         value, uniform = sum(weights) / count, sum(baselines) / count
-        yield Link(layer.name, layer.number, head, value, uniform, tuple(weights))
+        yield Link(layer.name, layer.number, head, value, uniform, tuple(weights), expected)
 
 
-def _between(matrix: Matrix, ranges: list[tuple[range, range]], batch: int) -> Tensor:
-    """Return the attention between ranges of tokens, ``[heads, pairs]``: summed over keys, averaged over queries."""
-    sums = [matrix[batch, :, rows.start : rows.stop, keys.start : keys.stop].sum(-1).mean(-1) for rows, keys in ranges]
+def _between(matrix: Matrix, ranges: list[tuple[range, range]], batch: int, factors: Tensor | None = None) -> Tensor:
+    """Return the attention between ranges of tokens, ``[heads, pairs]``: summed over keys, averaged over queries.
+
+    Args:
+        factors: ``[heads, kv_len]``, by which the attention to each key is multiplied; 1 when None.
+    """
+    sums = []
+    for rows, keys in ranges:
+        weights = matrix[batch, :, rows.start : rows.stop, keys.start : keys.stop]
+        if factors is not None:
+            weights = weights * factors[:, None, keys.start : keys.stop]
+        sums.append(weights.sum(-1).mean(-1))
     return torch.stack(sums, -1).detach()
 
 

@@ -44,7 +44,8 @@ def spatial_map(
             of an attention matrix over positions, reshaped to a map.
         title: text above the figure.
         opacity: opacity of the largest weight's colour: at 0 the image stays grey, at 1 the colour covers it.
-        limits: the values at the two ends of the colour scale; computed from the weights if None.
+        limits: the values at the two ends of the colour scale; computed from the weights if None. For gates of a
+            sigmoid, which are not distributions, ``(0, 1)`` shows the full scale.
 
     Returns:
         A figure that pyplot does not manage: it is not shown automatically and need not be closed. `save` writes it.
