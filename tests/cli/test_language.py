@@ -1,5 +1,7 @@
 """``saccade --lang zh``, and the language of the system."""
 
+import re
+
 import pytest
 
 from saccade.cli import main
@@ -48,3 +50,29 @@ def test_another_language_is_refused(run):
     result = run("--lang", "fr", "look", "text")
     assert result.exit_code == 2
     assert result.output.strip() == "saccade: --lang must be en or zh; got fr."
+
+
+def chinese(run, *arguments):
+    """The lines that a command prints in Chinese."""
+    result = run("--lang", "zh", *arguments)
+    assert result.exit_code in (0, 1), result.output
+    return result.output.splitlines()
+
+
+def english(line):
+    """The English words of a line."""
+    return re.findall(r"[A-Za-z]{2,}", line)
+
+
+def test_a_cost_is_printed_in_chinese(run):
+    first, head, *rows, last = chinese(run, "cost", "causal", "--tokens", "64", "--memory", "2")
+    assert first == "Causal() 的开销：64 个词元，批次 1，bfloat16"
+    assert not english(head)
+    assert [row.split()[0] for row in rows[:3]] == ["前向", "训练", "解码"]
+    assert last == "在 2 GiB 内存中：运行一次放得下，训练一步放得下"
+
+
+def test_a_plan_is_printed_in_chinese(run):
+    lines = chinese(run, "cost", "causal", "--tokens", "4096", "--ranks", "4", "--heads", "6")
+    assert not english("".join(line[:4] for line in lines))
+    assert "未选 ulysses：4 个设备不能整除 6 个头和 6 个键头" in lines

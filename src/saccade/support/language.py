@@ -23,8 +23,8 @@ _current: ContextVar[Language] = ContextVar("language", default="en")
 def set_language(language: Language) -> None:
     """Set the language of the text that figures and the command line generate. The default is English.
 
-    Titles and names that you pass are drawn unchanged, except default axis names such as "key". Errors and report
-    tables stay in English.
+    Titles and names that you pass are drawn unchanged, except default axis names such as "key". Errors stay in
+    English.
 
     Args:
         language: "en" or "zh".
@@ -70,8 +70,29 @@ def translated(words: str, /, **values: object) -> str:
 
     Text without a translation is returned unchanged. Line breaks count as spaces.
     """
+    if isinstance(words, Message):
+        return translated(words.words, **words.values)
     text = words if _current.get() == "en" else chinese().get(one_line(words), words)
     return text.format(**values) if values else text
+
+
+class Message(str):
+    """English text that `translated` can translate later, since it remembers the words and values that it is made of.
+
+    >>> reason = Message("{most:,.1f} MiB at most", most=3)
+    >>> with in_language("zh"):
+    ...     print(reason, translated(reason))
+    3.0 MiB at most 最多 3.0 MiB
+    """
+
+    words: str
+    values: Mapping[str, object]
+
+    def __new__(cls, words: str, /, **values: object) -> Message:
+        """Format English words with values."""
+        message = super().__new__(cls, words.format(**values) if values else words)
+        message.words, message.values = words, values
+        return message
 
 
 def one_line(words: str) -> str:
