@@ -3,9 +3,11 @@
 import re
 
 import pytest
+import torch
 
+from saccade import compare, masks, mechanisms
 from saccade.cli import main
-from saccade.support.language import translated
+from saccade.support.language import in_language, translated
 
 
 @pytest.mark.ci
@@ -76,3 +78,18 @@ def test_a_plan_is_printed_in_chinese(run):
     lines = chinese(run, "cost", "causal", "--tokens", "4096", "--ranks", "4", "--heads", "6")
     assert not english("".join(line[:4] for line in lines))
     assert "未选 ulysses：4 个设备不能整除 6 个头和 6 个键头" in lines
+
+
+def test_a_comparison_is_printed_in_chinese(run):
+    options = ("--features", "8", "--landmarks", "4", "--mask", "sliding(3)")
+    first, head, exact, *lines = chinese(run, "compare", *options, "A lizard is not a snake.")
+    assert not english(first + head)
+    assert exact.startswith("精确")
+    assert "Performer(8)：偏差过大，在这些张量上不能代替精确注意力" in lines
+
+
+def test_what_a_mechanism_refuses_is_printed_in_chinese():
+    tensors = torch.rand(3, 1, 1, 4, 2).unbind()
+    with in_language("zh"):
+        line = str(compare(*tensors, [mechanisms.Performer(4)], mask=masks.sliding_window(2))).splitlines()[-1]
+    assert line.startswith("Performer：不支持：Window 不是 Causal、Padding 或 Documents：只保存")

@@ -71,7 +71,8 @@ def translated(words: str, /, **values: object) -> str:
     Text without a translation is returned unchanged. Line breaks count as spaces.
     """
     if isinstance(words, Message):
-        return translated(words.words, **words.values)
+        values = {name: translated(x) if isinstance(x, Message) else x for name, x in words.values.items()}
+        return translated(words.words, **values)
     text = words if _current.get() == "en" else chinese().get(one_line(words), words)
     return text.format(**values) if values else text
 
