@@ -1,12 +1,14 @@
 """``saccade --lang zh``, and the language of the system."""
 
+import json
 import re
 
 import pytest
 import torch
 
+import saccade as sc
 from saccade import compare, masks, mechanisms
-from saccade.cli import main
+from saccade.cli import loading, main
 from saccade.support.language import in_language, translated
 
 
@@ -93,3 +95,30 @@ def test_what_a_mechanism_refuses_is_printed_in_chinese():
     with in_language("zh"):
         line = str(compare(*tensors, [mechanisms.Performer(4)], mask=masks.sliding_window(2))).splitlines()[-1]
     assert line.startswith("Performer：不支持：Window 不是 Causal、Padding 或 Documents：只保存")
+
+
+def test_an_audit_is_printed_in_chinese(run, monkeypatch):
+    monkeypatch.setitem(loading.NAMED, "mine", sc.models.small_decoder)
+    options = ("--rule", "causal & window(3, 0)", "--length", "16", "--tests", "2", "--padded", "--claim", "window")
+    lines = chinese(run, "audit", "mine", *options, "--script")
+    rule, measured, _, head, *rows = lines[1:]
+    assert [line.split()[0] for line in (rule, measured, *rows[:2])] == ["规则", "实测", "可达", "可见"]
+    assert head.split() == ["论断", "结论", "最大", "容许", "第一处", "模块", "运行次数"]
+    layer = next(row for row in rows if row.startswith("逐层"))
+    assert layer.split()[1] == "不成立"
+    assert re.search(r"输出 \d+ 依赖词元 \d+ +stack\.layers\.0\.attention", layer)
+    assert any(re.match(r"  窗口：stack.layers.0.attention 和另外 3 个模块：查询之前 \d+ 个键", row) for row in rows)
+    assert any(row.startswith("检验了 2 组行；改动覆盖了") for row in rows)
+
+
+def test_the_budget_of_an_audit_is_printed_in_chinese(run):
+    lines = chinese(run, "audit", "--budget", "--tests", "4", "--length", "99")
+    assert {word for line in lines for word in english(line)} == {"tests"}
+
+
+def test_json_stays_english(run, monkeypatch):
+    monkeypatch.setitem(loading.NAMED, "mine", sc.models.small_decoder)
+    options = ("--length", "12", "--tests", "1", "--claim", "sinks", "--json")
+    first, second = (run("--lang", language, "audit", "mine", *options).output for language in ("en", "zh"))
+    assert json.loads(first) == json.loads(second)
+    assert "no sink parameter was found" in first

@@ -14,7 +14,6 @@ from saccade.mechanisms.fake_tensors import marks_or_none
 from saccade.mechanisms.low_rank import LowRankMatrix, MaskedTokens, NarrowSoftmax, why_not_keys_only
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
-from saccade.support.language import Message
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_choice, check_int, check_number
 
@@ -96,7 +95,7 @@ class Linformer(Approximate):
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(
-            mask, Message("a slot mixes keys of the whole sequence, some of which would be hidden from a query")
+            mask, "a slot mixes keys of the whole sequence, some of which would be hidden from a query"
         )
 
     def _matrix_of(self, inputs: Inputs) -> LinformerMatrix:

@@ -8,7 +8,6 @@ from torch import Tensor
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
 from saccade.mechanisms.low_rank import LowRankMatrix, MaskedTokens, NarrowSoftmax, hidden_at, why_not_keys_only
-from saccade.support.language import Message
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_int, check_number
 
@@ -64,8 +63,7 @@ class Nystrom(Approximate):
         self.scale = None if scale is None else check_number("scale", scale)
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        because = Message("landmarks are means of tokens, some of which would be hidden from a query")
-        return why_not_keys_only(mask, because)
+        return why_not_keys_only(mask, "landmarks are means of tokens, some of which would be hidden from a query")
 
     def _matrix_of(self, inputs: Inputs) -> NystromMatrix:
         batch, heads, q_len, kv_len = inputs.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -71,7 +71,7 @@ def translated(words: str, /, **values: object) -> str:
     Text without a translation is returned unchanged. Line breaks count as spaces.
     """
     if isinstance(words, Message):
-        values = {name: translated(x) if isinstance(x, Message) else x for name, x in words.values.items()}
+        values = {name: translated(x) if isinstance(x, str) else x for name, x in words.values.items()}
         return translated(words.words, **values)
     text = words if _current.get() == "en" else chinese().get(one_line(words), words)
     return text.format(**values) if values else text
@@ -101,8 +101,15 @@ def one_line(words: str) -> str:
     return " ".join(words.split()) if "\n" in words else words
 
 
+def joined(parts: Iterable[str]) -> str:
+    """Join messages by semicolons into one; empty parts are left out."""
+    first, *others = [part for part in parts if part] or [""]
+    return Message("{first}; {others}", first=first, others=joined(others)) if others else first
+
+
 @cache
 def chinese() -> Mapping[str, str]:
     """Return the Chinese translations of all texts, keyed by the English text."""
-    tables = tomllib.loads((Path(__file__).parent / "chinese.toml").read_text(encoding="utf-8"))
-    return {english: words for table in tables.values() for english, words in table.items()}
+    files = (Path(__file__).parent / name for name in ("chinese.toml", "chinese_reports.toml"))
+    tables = [table for file in files for table in tomllib.loads(file.read_text(encoding="utf-8")).values()]
+    return {english: words for table in tables for english, words in table.items()}
