@@ -116,6 +116,25 @@ def test_the_budget_of_an_audit_is_printed_in_chinese(run):
     assert {word for line in lines for word in english(line)} == {"tests"}
 
 
+def test_claims_are_printed_in_chinese(run):
+    only = ("--only", "softmax-jacobian-as-printed", "--only", "softmax-is-half-lipschitz")
+    heading, verdict, statement, *lines, counts, measured, last = chinese(run, "verify", *only)
+    assert heading == "SOFTMAX"
+    assert verdict == "  ok  softmax-jacobian-as-printed  被推翻"
+    assert statement == "      权重 ij 对得分 kl 的导数等于 A_ij 乘以 δ_ik 与 A_kj 之差。"
+    assert lines[0].startswith("      实际上：正确的公式是")
+    assert any(re.search(r"：实测 -0\.25，论断说是 0\.25（相差超过 0\.1 即被推翻）$", line) for line in lines)
+    assert counts == "2 条论断：1 条成立，1 条被推翻。"
+    assert not english(measured)
+    assert last == "所有结论都得到证实。"
+
+
+def test_claims_are_listed_in_chinese(run):
+    heading, *lines = chinese(run, "verify", "--list", "--only", "scaling")
+    assert heading == "缩放"
+    assert lines[1].startswith("  成立        variance-of-dot-products：q·k 的方差")
+
+
 def test_json_stays_english(run, monkeypatch):
     monkeypatch.setitem(loading.NAMED, "mine", sc.models.small_decoder)
     options = ("--length", "12", "--tests", "1", "--claim", "sinks", "--json")

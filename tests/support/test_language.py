@@ -11,7 +11,7 @@ import pytest
 import torch
 import typer
 
-from saccade import masks, viz
+from saccade import masks, theory, viz
 from saccade.cli.app import app
 from saccade.support.language import Message, chinese, in_language, language_of, one_line, set_language, translated
 
@@ -20,6 +20,7 @@ SOURCES = sorted((Path(__file__).parents[2] / "src" / "saccade").rglob("*.py"))
 NAMES = {"key", "query", "channel", "position", "milliseconds", "median relative error", "word", "looked at", "read"}
 NAMES |= {"written", "token of the text", "looked at (token of the text)", "sink", "local", "anchor", "rest"}
 NAMES |= {"share", "uniform", "given to the first token", "to tokens less than 4 away", "to all others"}
+NAMES |= {claim.topic for claim in theory.CLAIMS}
 NAMES |= {"to the 2 strongest blocks of 4 among the others"}
 
 

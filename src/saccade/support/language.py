@@ -110,6 +110,6 @@ def joined(parts: Iterable[str]) -> str:
 @cache
 def chinese() -> Mapping[str, str]:
     """Return the Chinese translations of all texts, keyed by the English text."""
-    files = (Path(__file__).parent / name for name in ("chinese.toml", "chinese_reports.toml"))
+    files = (Path(__file__).parent / name for name in ("chinese.toml", "chinese_reports.toml", "chinese_claims.toml"))
     tables = [table for file in files for table in tomllib.loads(file.read_text(encoding="utf-8")).values()]
     return {english: words for table in tables for english, words in table.items()}
