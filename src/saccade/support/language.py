@@ -1,4 +1,4 @@
-"""The language of figures and the command line: English, or Chinese on request."""
+"""The language of figures, reports and the command line: English, or Chinese on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _current: ContextVar[Language] = ContextVar("language", default="en")
 
 @argument_hints({})
 def set_language(language: Language) -> None:
-    """Set the language of the text that figures and the command line generate. The default is English.
+    """Set the language of the text that figures, reports and the command line generate. The default is English.
 
     Titles and names that you pass are drawn unchanged, except default axis names such as "key". Errors stay in
     English.
