@@ -116,6 +116,7 @@ def audit(request: pytest.FixtureRequest) -> Callable[..., Report]:
     if not request.config.getoption("--saccade-audit"):
         pytest.skip(_WHY_SKIPPED)
     import saccade  # noqa: PLC0415  here first, since it imports torch
+    from saccade.support.language import in_language  # noqa: PLC0415
 
     marker = request.node.get_closest_marker("reach")
     told = {} if marker is None else _reach(*marker.args, **marker.kwargs)
@@ -125,10 +126,11 @@ def audit(request: pytest.FixtureRequest) -> Callable[..., Report]:
         __tracebackhide__ = True
         report = saccade.audit(model, **told | options | ({} if rule is None else {"rule": rule}))
         reports.append(report)
-        if not report.ok:
-            pytest.fail(f"the model does not follow the rule\n{report}")
-        if report.too_short and not report.rule.startswith("assumed"):
-            pytest.fail(f"{report.too_short}\n{report}")
+        with in_language("en"):  # as all errors
+            if not report.ok:
+                pytest.fail(f"the model does not follow the rule\n{report}")
+            if report.too_short and not report.rule.startswith("assumed"):
+                pytest.fail(f"{report.too_short}\n{report}")
         return report
 
     return audited

@@ -1,9 +1,15 @@
 """``saccade --lang zh``, and the language of the system."""
 
-import pytest
+import json
+import re
 
-from saccade.cli import main
-from saccade.support.language import translated
+import pytest
+import torch
+
+import saccade as sc
+from saccade import compare, masks, mechanisms
+from saccade.cli import loading, main
+from saccade.support.language import in_language, translated
 
 
 @pytest.mark.ci
@@ -48,3 +54,90 @@ def test_another_language_is_refused(run):
     result = run("--lang", "fr", "look", "text")
     assert result.exit_code == 2
     assert result.output.strip() == "saccade: --lang must be en or zh; got fr."
+
+
+def chinese(run, *arguments):
+    """The lines that a command prints in Chinese."""
+    result = run("--lang", "zh", *arguments)
+    assert result.exit_code in (0, 1), result.output
+    return result.output.splitlines()
+
+
+def english(line):
+    """The English words of a line."""
+    return re.findall(r"[A-Za-z]{2,}", line)
+
+
+def test_a_cost_is_printed_in_chinese(run):
+    first, head, *rows, last = chinese(run, "cost", "causal", "--tokens", "64", "--memory", "2")
+    assert first == "Causal() 的开销：64 个词元，批次 1，bfloat16"
+    assert not english(head)
+    assert [row.split()[0] for row in rows[:3]] == ["前向", "训练", "解码"]
+    assert last == "在 2 GiB 内存中：运行一次放得下，训练一步放得下"
+
+
+def test_a_plan_is_printed_in_chinese(run):
+    lines = chinese(run, "cost", "causal", "--tokens", "4096", "--ranks", "4", "--heads", "6")
+    assert not english("".join(line[:4] for line in lines))
+    assert "未选 ulysses：4 个设备不能整除 6 个头和 6 个键头" in lines
+
+
+def test_a_comparison_is_printed_in_chinese(run):
+    options = ("--features", "8", "--landmarks", "4", "--mask", "sliding(3)")
+    first, head, exact, *lines = chinese(run, "compare", *options, "A lizard is not a snake.")
+    assert not english(first + head)
+    assert exact.startswith("精确")
+    assert "Performer(8)：偏差过大，在这些张量上不能代替精确注意力" in lines
+
+
+def test_what_a_mechanism_refuses_is_printed_in_chinese():
+    tensors = torch.rand(3, 1, 1, 4, 2).unbind()
+    with in_language("zh"):
+        line = str(compare(*tensors, [mechanisms.Performer(4)], mask=masks.sliding_window(2))).splitlines()[-1]
+    assert line.startswith("Performer：不支持：Window 不是 Causal、Padding 或 Documents：只保存")
+
+
+def test_an_audit_is_printed_in_chinese(run, monkeypatch):
+    monkeypatch.setitem(loading.NAMED, "mine", sc.models.small_decoder)
+    options = ("--rule", "causal & window(3, 0)", "--length", "16", "--tests", "2", "--padded", "--claim", "window")
+    lines = chinese(run, "audit", "mine", *options, "--script")
+    rule, measured, _, head, *rows = lines[1:]
+    assert [line.split()[0] for line in (rule, measured, *rows[:2])] == ["规则", "实测", "可达", "可见"]
+    assert head.split() == ["论断", "结论", "最大", "容许", "第一处", "模块", "运行次数"]
+    layer = next(row for row in rows if row.startswith("逐层"))
+    assert layer.split()[1] == "不成立"
+    assert re.search(r"输出 \d+ 依赖词元 \d+ +stack\.layers\.0\.attention", layer)
+    assert any(re.match(r"  窗口：stack.layers.0.attention 和另外 3 个模块：查询之前 \d+ 个键", row) for row in rows)
+    assert any(row.startswith("检验了 2 组行；改动覆盖了") for row in rows)
+
+
+def test_the_budget_of_an_audit_is_printed_in_chinese(run):
+    lines = chinese(run, "audit", "--budget", "--tests", "4", "--length", "99")
+    assert {word for line in lines for word in english(line)} == {"tests"}
+
+
+def test_claims_are_printed_in_chinese(run):
+    only = ("--only", "softmax-jacobian-as-printed", "--only", "softmax-is-half-lipschitz")
+    heading, verdict, statement, *lines, counts, measured, last = chinese(run, "verify", *only)
+    assert heading == "SOFTMAX"
+    assert verdict == "  ok  softmax-jacobian-as-printed  被推翻"
+    assert statement == "      权重 ij 对得分 kl 的导数等于 A_ij 乘以 δ_ik 与 A_kj 之差。"
+    assert lines[0].startswith("      实际上：正确的公式是")
+    assert any(re.search(r"：实测 -0\.25，论断说是 0\.25（相差超过 0\.1 即被推翻）$", line) for line in lines)
+    assert counts == "2 条论断：1 条成立，1 条被推翻。"
+    assert not english(measured)
+    assert last == "所有结论都得到证实。"
+
+
+def test_claims_are_listed_in_chinese(run):
+    heading, *lines = chinese(run, "verify", "--list", "--only", "scaling")
+    assert heading == "缩放"
+    assert lines[1].startswith("  成立        variance-of-dot-products：q·k 的方差")
+
+
+def test_json_stays_english(run, monkeypatch):
+    monkeypatch.setitem(loading.NAMED, "mine", sc.models.small_decoder)
+    options = ("--length", "12", "--tests", "1", "--claim", "sinks", "--json")
+    first, second = (run("--lang", language, "audit", "mine", *options).output for language in ("en", "zh"))
+    assert json.loads(first) == json.loads(second)
+    assert "no sink parameter was found" in first

@@ -1,6 +1,8 @@
 """The Chinese of figures and of the command line: every word that is translated has one, and none is left over."""
 
 import ast
+import copy
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -9,28 +11,29 @@ import pytest
 import torch
 import typer
 
-from saccade import masks, viz
+from saccade import masks, theory, viz
 from saccade.cli.app import app
-from saccade.support.language import chinese, in_language, language_of, one_line, set_language, translated
+from saccade.support.language import Message, chinese, in_language, language_of, one_line, set_language, translated
 
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "saccade").rglob("*.py"))
 # Words that are translated where they are drawn, not where they are written.
 NAMES = {"key", "query", "channel", "position", "milliseconds", "median relative error", "word", "looked at", "read"}
 NAMES |= {"written", "token of the text", "looked at (token of the text)", "sink", "local", "anchor", "rest"}
 NAMES |= {"share", "uniform", "given to the first token", "to tokens less than 4 away", "to all others"}
+NAMES |= {claim.topic for claim in theory.CLAIMS}
 NAMES |= {"to the 2 strongest blocks of 4 among the others"}
 
 
 @cache
 def texts():
-    """Every literal of the source, and those that are passed to `translated` directly."""
+    """Every literal of the source, and those that are passed to `translated` or `Message` directly."""
     every, passed = set(), set()
     for path in SOURCES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 every.add(node.value)
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "translated" and node.args:
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("translated", "Message") and node.args:
                 passed |= {x.value for x in ast.walk(node.args[0]) if isinstance(x, ast.Constant)}
     return every, {text for text in passed if isinstance(text, str) and " " in text}
 
@@ -77,6 +80,14 @@ def test_the_language_is_english_until_it_is_set():
     assert translated("key") == "key"
     with pytest.raises(ValueError, match="language must be one of 'en', 'zh'; got 'fr'"):
         set_language("fr")
+
+
+def test_a_message_is_english_until_it_is_translated():
+    message = Message("{strategy}, {rounds} rounds", strategy="fetch", rounds=2)
+    with in_language("zh"):
+        assert (message, translated(message)) == ("fetch, 2 rounds", "fetch，2 轮")
+        assert json.loads(json.dumps(message)) == copy.deepcopy(message) == "fetch, 2 rounds"
+        assert translated(copy.deepcopy(message)) == "fetch，2 轮"
 
 
 @pytest.mark.parametrize(

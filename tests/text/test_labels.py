@@ -2,8 +2,9 @@
 
 import pytest
 
+from saccade.support.columns import display_width
 from saccade.text import shorten, visible
-from saccade.text.labels import display_width, legible
+from saccade.text.labels import legible
 
 
 @pytest.mark.parametrize(

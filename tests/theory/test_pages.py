@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from saccade import theory
+from saccade.support.language import chinese
 from saccade.theory.claims import sections, table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -63,6 +64,8 @@ def test_the_chinese_page_states_each_claim(name):
         assert f"$$\n{claim.latex}\n$$" in text
         assert ("条件：" in text or "实际上：" in text) == bool(claim.conditions)
         assert "*出处：*" in text
+        assert f"\n\n{chinese()[claim.statement]}\n\n" in text
+        assert not claim.conditions or f"：* {chinese()[claim.conditions]}\n" in text
 
 
 @each

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from saccade import viz
-from saccade.text.labels import display_width
+from saccade.support.columns import display_width
 from saccade.viz.titles import wrapped
 
 TITLES = [

@@ -37,6 +37,7 @@ from saccade.auditing.sufficient_length import parts_of, text_is_long_enough
 from saccade.masks import Mask, parse
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
+from saccade.support.language import Message, joined
 from saccade.support.validation import check_int, check_type
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def audit(
         pairs = _pairs_for_picture(subject, reach)
         return Report(
             _name(model) + (", compiled" if isinstance(subject, CompiledModelUnderTest) else ""),
-            ("assumed: " if is_assumed else "") + words,
+            Message("assumed: {rule}", rule=words) if is_assumed else words,
             tuple(_localized(claim, subject) for claim in results),
             subject.shape,
             str(subject.vectors.dtype).removeprefix("torch."),
@@ -210,7 +211,7 @@ def _subject(
 
 
 def _measured_uncompiled(why: str) -> str:
-    return "; ".join(part for part in (why, "measured on the uncompiled modules") if part)
+    return joined((why, "measured on the uncompiled modules"))
 
 
 def _name(model: Callable[..., Any]) -> str:
@@ -257,9 +258,10 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
     if bool(probes.unread.any()):
         item, position = probes.unread.nonzero()[0].tolist()
         unread = (
-            f"no output reads the vectors of {int(probes.unread.sum())} tokens, such as token {position} of item {item}"
+            "no output reads the vectors of {count} tokens, such as token {position} of item {item}: the model "
+            "replaces these vectors"
         )
-        why = "; ".join(part for part in (why, f"{unread}: the model replaces these vectors") if part)
+        why = joined((why, Message(unread, count=int(probes.unread.sum()), position=position, item=item)))
     return [reached, ClaimResult("sight", verdict, finding=blind, why=why)]
 
 
@@ -267,7 +269,7 @@ def _weakness(probes: EndToEnd) -> str:
     """Return why a held "reach" claim is weak (it forbids nothing, or there are no gradients); "" if it is not."""
     if not probes.hides_something:
         return "the rule forbids nothing"
-    return f"measured only by changing inputs: {probes.no_gradient}" if probes.no_gradient else ""
+    return Message("measured only by changing inputs: {why}", why=why) if (why := probes.no_gradient) else ""
 
 
 def _with_module(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
@@ -286,10 +288,10 @@ def _by_layer(subject: ModelUnderTest, composed: Composition, layered: ByLayer) 
         )
     probes = layered.run(composed.allowed, composed.required)
     results, missed = probes.findings, sorted(set(layered.mixed) - probes.differentiable)
-    through = f"no gradient passes through {', '.join(missed)}" if missed else ""
-    others = f"modules without attention, checked against the rule of the whole model: {', '.join(composed.others)}"
-    parts = (through, probes.zero_gradients.describe(subject), others if composed.others else "")
-    why = "; ".join(part for part in parts if part)
+    through = Message("no gradient passes through {names}", names=", ".join(missed)) if missed else ""
+    others = "modules without attention, checked against the rule of the whole model: {names}"
+    others = Message(others, names=", ".join(composed.others)) if composed.others else ""
+    why = joined((through, probes.zero_gradients.describe(subject), others))
     if not results and (missed or probes.zero_gradients.unsure):
         return ClaimResult("by layer", "not answered", why=why)
     leaks = [one for one in results if one.kind == "leak"]
@@ -345,8 +347,8 @@ def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers
         return joint_rules(declared, subject)
     rules = rules_of(declared, names, layers)
     if all(rule == rules[0] for rule in rules):
-        return rules, f"{rules[0]} in {len(rules)} layers"
-    return rules, "; ".join(f"layer {position}: {rule}" for position, rule in enumerate(rules, 1))
+        return rules, Message("{rule} in {count} layers", rule=str(rules[0]), count=len(rules))
+    return rules, joined(Message("layer {layer}: {rule}", layer=i, rule=str(rule)) for i, rule in enumerate(rules, 1))
 
 
 def check_no_dropout(model: object) -> None:

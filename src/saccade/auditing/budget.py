@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from saccade.auditing.probe_sets import GRADIENT_SETS, LONG
+from saccade.support.language import translated
 
 
 class Budget(NamedTuple):
@@ -38,20 +39,35 @@ class Budget(NamedTuple):
         return (1 - share) ** self.tests
 
     def __str__(self) -> str:
-        surely = 1 - 0.05 ** (1 / self.tests)
-        one = self.missed(1 / self.length)
-        less = "" if self.length <= LONG else f" (for only {GRADIENT_SETS} sets, from {LONG + 1} tokens on)"
-        lines = [
-            f"{self.tests} sets of rows of {self.length} tokens",
-            f"cost: about {self.forward} forward passes and {self.backward} backward passes{less}",
-            f"a fault in {surely:.0%} of the rows or more is missed in at most 1 of 20 audits",
-            f"a fault in one row of {self.length} is missed in {one:.0%} of audits, "
-            f"unless it shows in a single module, of which {min(11, self.length)} rows are tested",
-            f"to miss it in at most 1 of 20 audits, use --tests {math.ceil(3 * self.length)}",
+        cost = "cost: about {forward} forward passes and {backward} backward passes"
+        if self.length > LONG:
+            cost = (
+                "cost: about {forward} forward passes and {backward} backward passes (for only {sets} sets, from "
+                "{start} tokens on)"
+            )
+        lines = (
+            "{tests} sets of rows of {length} tokens",
+            cost,
+            "a fault in {surely:.0%} of the rows or more is missed in at most 1 of 20 audits",
+            "a fault in one row of {length} is missed in {one:.0%} of audits, unless it shows in a single module, of "
+            "which {rows} rows are tested",
+            "to miss it in at most 1 of 20 audits, use --tests {enough}",
             "never tested: what a model computes from token ids, rows of padding, and claims that were not requested",
             "always tested: every pair of documents or of batch items",
-        ]
-        return "\n".join(lines)
+        )
+        values = {
+            "tests": self.tests,
+            "length": self.length,
+            "forward": self.forward,
+            "backward": self.backward,
+            "sets": GRADIENT_SETS,
+            "start": LONG + 1,
+            "surely": 1 - 0.05 ** (1 / self.tests),
+            "one": self.missed(1 / self.length),
+            "rows": min(11, self.length),
+            "enough": math.ceil(3 * self.length),
+        }
+        return "\n".join(translated(line, **values) for line in lines)
 
     def __repr__(self) -> str:
         return str(self)

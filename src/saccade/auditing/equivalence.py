@@ -20,6 +20,7 @@ from saccade.auditing.transformers_runner import TransformersRunner
 from saccade.models import Decoder, Encoder
 from saccade.models.model_inputs import check_tokens
 from saccade.support.errors import kind, shown, type_error, value_error
+from saccade.support.language import Message
 from saccade.support.validation import check_bool, check_int, check_number
 
 _TOLERANCE = 1e-11  # in true float64: correct pairs agree within 1e-14, and the smallest error observed was 8e-3
@@ -191,7 +192,7 @@ def _run_pair(name: str, run_pair: RunPair, models: Sequence[_ModelInDtype]) -> 
         except WrongArgument:
             raise
         except Unanswered as answer:
-            return _unanswered(name, str(answer))
+            return _unanswered(name, answer.args[0])
         except Exception as error:  # a model may raise any error, which does not prove it wrong
             failed = describe_error(error)
     return _unanswered(name, failed)
@@ -199,7 +200,9 @@ def _run_pair(name: str, run_pair: RunPair, models: Sequence[_ModelInDtype]) -> 
 
 def _compare(name: str, got: Tensor, want: Tensor, allowed: float, why: str) -> Pair:
     if got.shape != want.shape:
-        return _unanswered(name, f"rows {list(got.shape)} cannot be compared with {list(want.shape)}")
+        return _unanswered(
+            name, Message("rows {got} cannot be compared with {want}", got=list(got.shape), want=list(want.shape))
+        )
     apart = row_differences(got, want)
     bad = (apart > allowed).nonzero()
     where = (int(bad[0, 0]), int(bad[0, 1])) if len(bad) else None
@@ -226,7 +229,7 @@ def _compare_dtypes(original: _ModelInDtype, wide: _ModelInDtype | None, reason:
     """Yield the comparison of a model with its float64 copy, allowing for rounding in the dtype of the model."""
     if original.whole.dtype is torch.float64:
         return
-    name = f"{str(original.whole.dtype).removeprefix('torch.')} = float64"
+    name = Message("{dtype} = float64", dtype=str(original.whole.dtype).removeprefix("torch."))
     yield (
         _compare(name, original.whole, wide.whole, original.allowed, original.why)
         if wide

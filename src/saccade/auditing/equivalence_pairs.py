@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.auditing.runner import Beside, Runner, Side
+from saccade.support.language import Message
 
 _PAD, _SHIFT = 8, 13
 
@@ -38,7 +39,7 @@ def run_pairs(
     if cache:
         yield from _steps(ids, runner.window)
         yield from _cached(ids)
-    yield from ((f"attention by {name}", _with_implementation(ids, name)) for name in against)
+    yield from ((Message("attention by {name}", name=name), _with_implementation(ids, name)) for name in against)
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
@@ -71,7 +72,7 @@ def _packed(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, RunPair]
 
     others: tuple[Beside, ...] = ("a cache", "a mask of ones", "a mask of four dimensions")
     yield "packed", run_pair("positions")
-    yield from ((f"packed, with {beside}", run_pair(beside)) for beside in others)
+    yield from ((Message("packed, with {beside}", beside=beside), run_pair(beside)) for beside in others)
 
 
 def _separately(runner: Runner, ids: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -94,11 +95,11 @@ def one_by_one(ids: Tensor) -> tuple[str, RunPair]:
 def steps_at_window(ids: Tensor, window: int) -> list[tuple[str, RunPair]]:
     """Return the claims that two chunks, cut at or next to the width of a window, equal one run on all ids."""
     cuts = [cut for cut in (window - 1, window, window + 1) if 0 < cut < ids.shape[1]]
-    return [_split(ids, f"cut at {cut}, window {window}", [cut]) for cut in cuts]
+    return [_split(ids, Message("cut at {cut}, window {window}", cut=cut, window=window), [cut]) for cut in cuts]
 
 
 def _split(ids: Tensor, name: str, cuts: Sequence[int]) -> tuple[str, RunPair]:
-    return f"steps: {name}", lambda full_run: (full_run.runner.steps(ids, cuts), full_run.whole)
+    return Message("steps: {name}", name=name), lambda full_run: (full_run.runner.steps(ids, cuts), full_run.whole)
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:

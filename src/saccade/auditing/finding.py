@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from saccade.support.language import Message
+
 Verdict = Literal["held", "broken", "not answered"]
 Kind = Literal["leak", "blind", "differs"]
 
@@ -38,13 +40,12 @@ class CounterExample:
     @property
     def pair(self) -> str:
         """A description of the output and the token of the counter-example."""
-        row = f"{self.nouns[0]} {self.row[1]}" + (
-            f" of item {self.row[0]}" if self.row[0] or (self.key or (0,))[0] else ""
-        )
+        has_items = bool(self.row[0] or (self.key or (0,))[0])
+        row = _place(self.nouns[0], self.row, has_items=has_items)
         if self.key is None:
             return row
-        key = f"{self.nouns[1]} {self.key[1]}" + (f" of item {self.key[0]}" if self.row[0] or self.key[0] else "")
-        return f"{row} {'depends on' if self.kind == 'leak' else 'does not see'} {key}"
+        words = "{row} depends on {key}" if self.kind == "leak" else "{row} does not see {key}"
+        return Message(words, row=row, key=_place(self.nouns[1], self.key, has_items=has_items))
 
     def to_json(self) -> dict[str, Any]:
         """Return the counter-example as plain values for JSON."""
@@ -82,6 +83,11 @@ class ClaimResult:
             "finding": None if self.finding is None else self.finding.to_json() | {"size": _finite(self.finding.size)},
             "why": self.why,
         }
+
+
+def _place(noun: str, place: tuple[int, int], *, has_items: bool) -> Message:
+    words = "{noun} {position} of item {item}" if has_items else "{noun} {position}"
+    return Message(words, noun=noun, position=place[1], item=place[0])
 
 
 def _finite(number: float) -> float | None:

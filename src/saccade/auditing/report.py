@@ -15,7 +15,9 @@ from torch import Tensor
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.measured_rules import grouped
 from saccade.auditing.probe_sets import GRADIENT_SETS, LONG
+from saccade.support.columns import display_width, left_aligned
 from saccade.support.errors import value_error
+from saccade.support.language import joined, translated
 from saccade.text import visible
 from saccade.text.labels import shorten
 from saccade.viz.canvas import HIDDEN, INK, INKS, PLAIN, blank
@@ -33,9 +35,7 @@ DRAWN = 64
 """Largest number of tokens for which the audit measures every pair, to draw the picture."""
 _TITLE = 200  # number of text columns
 _HEADS = ("claim", "verdict", "largest", "allowed", "first pair", "module", "passes")
-_LEGEND = (
-    "  largest: effect where there should be none; allowed: effect of rounding; passes: model runs to find the pair"
-)
+_LEGEND = "largest: effect where there should be none; allowed: effect of rounding; passes: model runs to find the pair"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,37 +109,45 @@ class Report:
         raise KeyError(f"Report: name must be the name of a claim; got {name!r}. Claims: {', '.join(self.names)}")
 
     def __str__(self) -> str:
-        rows = [_HEADS, *(_row(claim) for claim in self.claims)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-        lines = [f"{visible(self.model)}, {self.shape[0]} x {self.shape[1]} tokens, {self.dtype}, seed {self.seed}"]
-        lines += [f"rule     {visible(self.rule)}"]
-        lines += [f"measured {visible(line)}" for line in grouped(self.reaches)] + [""]
-        lines += [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        rows = [tuple(map(translated, _HEADS)), *(_row(claim) for claim in self.claims)]
+        widths = [max(display_width(row[column]) for row in rows) for column in range(len(_HEADS))]
+        about = {"model": visible(translated(self.model)), "dtype": self.dtype, "seed": self.seed}
+        items, tokens = self.shape
+        lines = [
+            translated("{model}, {items} x {tokens} tokens, {dtype}, seed {seed}", items=items, tokens=tokens, **about)
         ]
-        lines.append(_LEGEND)
+        lines += [left_aligned(translated("rule"), 9) + visible(translated(self.rule))]
+        lines += [left_aligned(translated("measured"), 9) + visible(line) for line in grouped(self.reaches)] + [""]
+        lines += ["  ".join(map(left_aligned, row, widths)).rstrip() for row in rows]
+        lines.append("  " + translated(_LEGEND))
         remarks: dict[str, list[str]] = {}
         for claim in self.claims:
-            remarks.setdefault(claim.why, []).append(claim.name)
-        lines += [f"  {'; '.join(names)}: {visible(why)}" for why, names in remarks.items() if why]
+            remarks.setdefault(claim.why, []).append(translated(claim.name))
+        lines += [
+            "  " + translated("{names}: {why}", names=translated(joined(claims)), why=visible(translated(why)))
+            for why, claims in remarks.items()
+            if why
+        ]
         lines += ["", *self._coverage()]
         return "\n".join(lines)
 
     __repr__ = __str__
 
     def _coverage(self) -> list[str]:
-        gradients = f", {min(GRADIENT_SETS, self.tests)} of them by gradients too" if self.shape[1] > LONG else ""
-        share = "" if self.covered is None else f"; changes covered {self.covered:.0%} of the forbidden pairs"
-        missed = f"a fault in more than {3 / max(self.tests, 1):.0%} of them is missed in fewer than 1 of 20 audits"
-        noise = (
-            f"noise up to {self.floor:.1e} of the outputs"
-            if self.floor
-            else "no forbidden change was seen, so noise was not measured"
+        tested = translated("{tests} sets of rows", tests=self.tests)
+        if self.shape[1] > LONG:
+            tested += translated(", {count} of them by gradients too", count=min(GRADIENT_SETS, self.tests))
+        if self.covered is not None:
+            tested += translated("; changes covered {covered:.0%} of the forbidden pairs", covered=self.covered)
+        missed = translated(
+            ". If rows are drawn at random, a fault in more than {share:.0%} of them is missed in fewer than 1 of 20 "
+            "audits.",
+            share=3 / max(self.tests, 1),
         )
-        return [
-            f"{self.tests} sets of rows{gradients}{share}. If rows are drawn at random, {missed}.",
-            f"{noise}; " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
-        ]
+        noise = translated("no forbidden change was seen, so noise was not measured; ")
+        if self.floor:
+            noise = translated("noise up to {floor:.1e} of the outputs; ", floor=self.floor)
+        return [tested + missed, noise + ", ".join(f"{k} {v}" for k, v in self.versions.items())]
 
     def picture(self) -> str:
         """Return the declared and the measured pairs as text: ``1`` for allowed, ``#`` for a leak, ``o`` for blind.
@@ -201,11 +209,18 @@ class Report:
 
 def _row(claim: ClaimResult) -> tuple[str, ...]:
     finding = claim.finding
-    verdict = claim.verdict.upper() if claim.verdict == "broken" else claim.verdict
+    verdict = translated(claim.verdict).upper() if claim.verdict == "broken" else translated(claim.verdict)
     numbers = ("", "") if claim.verdict == "not answered" else (f"{claim.largest:.1e}", f"{claim.allowed:.1e}")
     if finding is None:
-        return (claim.name, verdict, *numbers, "", "", "")
-    return (claim.name, verdict, *numbers, finding.pair, visible(finding.module), str(finding.passes))
+        return (translated(claim.name), verdict, *numbers, "", "", "")
+    return (
+        translated(claim.name),
+        verdict,
+        *numbers,
+        translated(finding.pair),
+        visible(finding.module),
+        str(finding.passes),
+    )
 
 
 def _mark(may: bool, does: bool) -> str:
@@ -256,8 +271,8 @@ def drawn(declared: Tensor, measured: Tensor, title: str) -> Figure:
     may, does = declared.numpy(), measured.numpy()
     rule = np.where(may, _ALLOWED, _HIDDEN)
     leaks, blind = does & ~may, may & ~does
-    _draw(left, "declared", rule)
-    _draw(right, "measured by gradients", np.where(leaks, _LEAK, np.where(blind, _BLIND, rule)))
+    _draw(left, translated("declared"), rule)
+    _draw(right, translated("measured by gradients"), np.where(leaks, _LEAK, np.where(blind, _BLIND, rule)))
     _explain(figure, int(leaks.sum()), int(blind.sum()))
     shown, families = drawable_title(title)
     figure.suptitle(textwrap.fill(shown, _COLUMNS), x=0.014, ha="left", size=11, family=families, **PLAIN)
@@ -278,6 +293,11 @@ def _draw(axes: Axes, name: str, kinds: Kinds) -> None:
 def _explain(figure: Figure, leaks: int, blind: int) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415  matplotlib is optional
 
-    words = ("allowed", "hidden", f"leak: hidden, but seen ({leaks:,})", f"blind: allowed, but not seen ({blind:,})")
+    words = (
+        translated("allowed"),
+        translated("hidden"),
+        translated("leak: hidden, but seen ({leaks:,})", leaks=leaks),
+        translated("blind: allowed, but not seen ({blind:,})", blind=blind),
+    )
     handles = [Patch(fc=ink, ec=INK, lw=0.5, label=word) for ink, word in zip(COLOURS.values(), words, strict=True)]
     figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9, labelcolor=INK)

@@ -13,6 +13,7 @@ from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest
 from saccade.auditing.finding import ClaimResult
 from saccade.auditing.model_under_test import ModelUnderTest
 from saccade.masks import Causal, Full, Mask
+from saccade.support.language import Message, joined
 
 _LONGEST = 1 << 20  # tokens; a rule that hides nothing more below this length counts as one that never does
 _PLAIN: tuple[Mask, ...] = (Causal(), Full())
@@ -78,12 +79,14 @@ def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
                 needed[found[0]] = max(needed.get(found[0], 0), found[1])
                 layers.setdefault(found[0], []).extend(i for i, own in enumerate(rules, 1) if own == rule)
         for plain, own in layers.items():
-            subject_text = f"the {name} rule" if name else "the rule"
+            subject = Message("the {name} rule", name=name) if name else "the rule"
             if len(set(rules)) > 1:
-                subject_text += f" of layer{'s' if len(own) > 1 else ''} {', '.join(map(str, sorted(own)))}"
-            more = f"pass {advice(needed[plain])} or more"
-            sentences.append(f"at {length} tokens {subject_text} hides nothing more than {plain} does; {more}")
-    return [ClaimResult("length", "not answered", why="; ".join(sentences))] if sentences else []
+                words = "{rule} of layers {layers}" if len(own) > 1 else "{rule} of layer {layers}"
+                subject = Message(words, rule=subject, layers=", ".join(map(str, sorted(own))))
+            words = "at {length} tokens {rule} hides nothing more than {plain} does; pass {advice} or more"
+            advised = advice(needed[plain])
+            sentences.append(Message(words, length=length, rule=subject, plain=str(plain), advice=advised))
+    return [ClaimResult("length", "not answered", why=joined(sentences))] if sentences else []
 
 
 def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:

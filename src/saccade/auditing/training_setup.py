@@ -19,6 +19,7 @@ from saccade.auditing.report import Report
 from saccade.auditing.rounding_noise import FACTOR, jitter, restoring_state, row_differences
 from saccade.auditing.sufficient_length import Part, text_is_long_enough
 from saccade.masks import Mask, parse
+from saccade.support.language import Message
 from saccade.support.validation import check_int, check_type
 
 SETUP_CLAIMS = ("states", "batch", "loss")
@@ -94,8 +95,10 @@ def audit_setup(
     longest = max(length for item in batch.lengths for length in item)
     part = Part("", rules, longest, lambda count: f"texts of {count} tokens")
     found = (*batch.claims(), *report.claims, *text_is_long_enough([part]), alone)
-    words = ("assumed: " if rule is None else "") + report.rule
-    return dataclasses.replace(report, model=f"{report.model}, as trained", rule=words, claims=found)
+    words = Message("assumed: {rule}", rule=report.rule) if rule is None else report.rule
+    return dataclasses.replace(
+        report, model=Message("{model}, as trained", model=report.model), rule=words, claims=found
+    )
 
 
 def _device(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from saccade.auditing.runner import Beside, Runner, Side, Unanswered, WrongArgum
 from saccade.integrations.transformers import install
 from saccade.masks import Documents
 from saccade.support.errors import value_error
+from saccade.support.language import Message
 
 
 class TransformersRunner(Runner):
@@ -179,7 +180,7 @@ class TransformersRunner(Runner):
         if name not in known:
             raise WrongArgument(str(value_error("against", f"be among {', '.join(known)}", repr(name))))
         if self._config._attn_implementation == name:
-            raise Unanswered(f"the model already uses {name}")
+            raise Unanswered(Message("the model already uses {name}", name=name))
         other = self.on(copy.deepcopy(self.model))
         other._model.set_attn_implementation(name)
         if other._config._attn_implementation != name:
@@ -243,7 +244,7 @@ class TransformersRunner(Runner):
 
     def _need(self, name: str) -> None:
         if not self._takes(name):
-            raise Unanswered(f"its forward takes no {name}")
+            raise Unanswered(Message("its forward takes no {name}", name=name))
 
     def _run(self, ids: Tensor, *, cached: bool = False, **more: Any) -> Tensor:
         flag = {"use_cache": cached} if can_cache(self.model) else {}

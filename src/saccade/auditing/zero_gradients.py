@@ -17,6 +17,7 @@ from torch import Tensor
 from saccade.auditing.finding import CounterExample
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.model_under_test import ModelUnderTest
+from saccade.support.language import Message, joined
 
 
 class Probe(NamedTuple):
@@ -73,15 +74,16 @@ class ZeroGradientReport(NamedTuple):
 
     def describe(self, subject: ModelUnderTest) -> str:
         """Describe in one line the zero gradients that do not prove a blind pair."""
-        floats = "float64" if not self.why else f"its dtype, without float64 ({self.why}),"
-        parts = (
-            [f"{_pairs(subject, self.decayed)} decayed below the range of {floats} and not checked"]
-            if self.decayed
-            else []
-        )
+        parts = list[str]()
+        if self.decayed:
+            decayed = "{pairs} decayed below the range of float64 and not checked"
+            if self.why:
+                decayed = "{pairs} decayed below the range of its dtype, without float64 ({why}), and not checked"
+            parts.append(Message(decayed, pairs=_pairs(subject, self.decayed), why=self.why))
         if self.unsure:
-            parts.append(f"{_pairs(subject, self.unsure)} of gradient 0, not checked without float64: {self.why}")
-        return "; ".join(parts)
+            unsure = "{pairs} of gradient 0, not checked without float64: {why}"
+            parts.append(Message(unsure, pairs=_pairs(subject, self.unsure), why=self.why))
+        return joined(parts)
 
 
 def recheck(
@@ -157,8 +159,10 @@ def _decayed(size: Tensor, zero: ZeroGradient, dtype: torch.dtype) -> Tensor:
 
 def _pairs(subject: ModelUnderTest, zeros: Sequence[ZeroGradient]) -> str:
     finding = subject.localized(CounterExample("blind", zeros[0].row, zeros[0].first, 0.0))
-    where = f" in {zeros[0].probe.module}" if zeros[0].probe.module else ""
-    count = sum(int(zero.keys.sum()) for zero in zeros)
     assert finding.key is not None
-    pair = f"{finding.nouns[0]} {finding.row[1]} and {finding.nouns[1]} {finding.key[1]}"
-    return pair + where + (f", and {count - 1} more pairs," if count > 1 else "")
+    row, key = finding.nouns
+    pair = Message("{row} {i} and {key} {j}", row=row, i=finding.row[1], key=key, j=finding.key[1])
+    if zeros[0].probe.module:
+        pair = Message("{pair} in {module}", pair=pair, module=zeros[0].probe.module)
+    more = sum(int(zero.keys.sum()) for zero in zeros) - 1
+    return Message("{pair}, and {more} more pairs,", pair=pair, more=more) if more else pair

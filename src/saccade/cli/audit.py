@@ -20,6 +20,7 @@ from saccade.cli.loading import NAMED, load
 from saccade.cli.output_files import save_figure
 from saccade.cli.setup_file import call_model_function, call_setup_function, names_a_function
 from saccade.masks import Mask, parse
+from saccade.support.language import translated
 
 _Model = Annotated[
     str | None,
@@ -150,7 +151,10 @@ def audit(
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
     _draw(report, picture, out)
     if script:
-        typer.echo("\n" + (report.script or "no script: nothing is broken, or a script cannot show it\n"), nl=False)
+        typer.echo(
+            "\n" + (report.script or translated("no script: nothing is broken, or a script cannot show it") + "\n"),
+            nl=False,
+        )
     if not report.ok or (strict and report.unanswered):
         raise typer.Exit(1)
 

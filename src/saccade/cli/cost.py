@@ -16,6 +16,7 @@ from saccade.costs import Cost, growth
 from saccade.distributed import exchange, figures
 from saccade.distributed.exchange_plan import Exchange
 from saccade.masks import Mask, parse
+from saccade.support.language import translated
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
@@ -172,9 +173,14 @@ def cost_on_one_machine(
             refuse(command, str(error).removeprefix("Cost.seconds: "))
     memory_bytes = None if memory is None else memory * 2**30
     if memory_bytes is not None:
-        answers = {True: "fits", False: "does not fit"}
-        typer.echo(f"\nin {memory:g} GiB: a run {answers[estimate.fits(memory_bytes)]}", nl=False)
-        typer.echo(f", a training step {answers[estimate.fits(memory_bytes, training=True)]}")
+        run, training = (
+            translated("fits" if estimate.fits(memory_bytes, training=is_training) else "does not fit")
+            for is_training in (False, True)
+        )
+        sentence = translated(
+            "in {memory:g} GiB: a run {run}, a training step {training}", memory=memory, run=run, training=training
+        )
+        typer.echo(f"\n{sentence}")
     if out is not None:
         lengths = sorted({max(1, tokens >> halvings) for halvings in range(_DOUBLINGS + 1)})
         if len(lengths) < 2:

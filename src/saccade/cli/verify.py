@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +14,8 @@ from saccade import viz
 from saccade.cli.exit_status import refuse, refuse_combination
 from saccade.cli.output_files import all_or_none, folder_for
 from saccade.cli.progress import progress
+from saccade.support.columns import display_width, left_aligned
+from saccade.support.language import Message, translated
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
@@ -107,7 +109,7 @@ def _draw(folder: Path, drawings: Mapping[str, Callable[[], "Figure"]]) -> None:
         for name, picture in drawings.items():
             viz.save(picture(), staging / f"{name}.png")
     for name in drawings:
-        typer.echo(f"wrote {visible(str(folder / f'{name}.png'))}")
+        typer.echo(translated("wrote {path}", path=visible(str(folder / f"{name}.png"))))
 
 
 def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:
@@ -125,10 +127,18 @@ def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool, langu
     if as_markdown:
         return f"{table(claims)}\n{sections(claims)}"
     lines = []
+    width = max(display_width(translated(verdict)) for verdict in _STYLES)
     for topic in dict.fromkeys(claim.topic for claim in claims):
-        lines.append(topic.replace("-", " ").upper())
-        lines += [f"  {claim.verdict:<8}  {claim.name}: {claim.statement}" for claim in claims if claim.topic == topic]
+        lines.append(_heading(topic))
+        for claim in claims:
+            if claim.topic == topic:
+                statement = translated("{name}: {statement}", name=claim.name, statement=translated(claim.statement))
+                lines.append(f"  {left_aligned(translated(claim.verdict), width)}  {statement}")
     return "\n".join(lines) + "\n"
+
+
+def _heading(topic: str) -> str:
+    return translated(topic).replace("-", " ").upper()
 
 
 def _documents(claims: Sequence[Claim]) -> list[Document]:
@@ -147,15 +157,17 @@ def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> N
         own = [finding for finding in verification.findings if finding.claim is claim]
         if claim.topic != topic:
             topic = claim.topic
-            console.print(Text(topic.replace("-", " ").upper(), "bold"))
+            console.print(Text(_heading(topic), "bold"))
         if any(finding.missing for finding in own):
             mark = Text("  --  ", "yellow")
         else:
             mark = Text("  ok  ", "green") if all(finding.agrees for finding in own) else Text("  NO  ", "bold red")
-        console.print(Text.assemble(mark, (claim.name, "bold"), "  ", (claim.verdict, _STYLES[claim.verdict])))
-        console.print(Text(f"      {claim.statement}"))
+        verdict = Text(translated(claim.verdict), _STYLES[claim.verdict])
+        console.print(Text.assemble(mark, (claim.name, "bold"), "  ", verdict))
+        console.print(Text(f"      {translated(claim.statement)}"))
         if claim.conditions:
-            console.print(Text(f"      {CONDITION[claim.verdict]}: {claim.conditions}.", "dim"))
+            words = {"word": translated(CONDITION[claim.verdict]), "conditions": translated(claim.conditions)}
+            console.print(Text(f"      {translated('{word}: {conditions}.', **words)}", "dim"))
         for finding in own:
             if finding is own[0] or not finding.agrees:
                 _print_finding(console, finding, seeds)
@@ -163,9 +175,10 @@ def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> N
 
 
 def _print_finding(console: Console, finding: Finding, seeds: int) -> None:
-    where = f"seed {finding.seed}: " if seeds > 1 and finding.is_random else ""
+    where = translated("seed {seed}: ", seed=finding.seed) if seeds > 1 and finding.is_random else ""
     if finding.missing:
-        console.print(Text(f"        not checked: {visible(finding.missing)}", "yellow"))
+        missing = translated("not checked: {why}", why=visible(finding.missing))
+        console.print(Text(f"        {missing}", "yellow"))
     if finding.error:
         console.print(Text(f"        x {where}{visible(finding.error)}", "red"))
     for one in finding.measurements:
@@ -174,27 +187,39 @@ def _print_finding(console: Console, finding: Finding, seeds: int) -> None:
 
 
 def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) -> str:
-    phrases = {"holds": "holding", "holds if": "holding under conditions", "refuted": "refuted"}
+    phrases = {"holds": "{count} holding", "holds if": "{count} holding under conditions", "refuted": "{count} refuted"}
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in phrases}
-    verdicts = ", ".join(f"{count} {phrases[verdict]}" for verdict, count in counts.items() if count)
+    verdicts = (Message(phrases[verdict], count=count) for verdict, count in counts.items() if count)
     measured = sum(len(finding.measurements) for finding in verification.findings)
-    chance = f"; chance of a false alarm at most {verification.chance:.0e}" if verification.chance else ""
+    chance = ""
+    if verification.chance:
+        chance = translated("; chance of a false alarm at most {chance:.0e}", chance=verification.chance)
     wrong, left = (
         ", ".join(dict.fromkeys(finding.claim.name for finding in findings))
         for findings in (verification.contradicted, verification.unchecked)
     )
+    ending = "Every verdict is confirmed." if verification.ok else "Nothing was checked."
     lines = [
-        f"{_count(len(claims), 'claim')}: {verdicts}.",
-        f"{_count(measured, 'measurement')}, {_count(seeds, 'seed')}{chance}.",
-        *([f"Not checked, because a package is not installed: {left}."] if left else []),
-        f"Contradicted: {wrong}."
-        if wrong
-        else "Every verdict is confirmed."
-        if verification.ok
-        else "Nothing was checked.",
+        translated(
+            "{claims}: {verdicts}.",
+            claims=_count(len(claims), "{number:,} claim", "{number:,} claims"),
+            verdicts=_listing(verdicts),
+        ),
+        translated(
+            "{measurements}, {seeds}{chance}.",
+            measurements=_count(measured, "{number:,} measurement", "{number:,} measurements"),
+            seeds=_count(seeds, "{number:,} seed", "{number:,} seeds"),
+            chance=chance,
+        ),
+        *([translated("Not checked, because a package is not installed: {names}.", names=left)] if left else []),
+        translated("Contradicted: {names}.", names=wrong) if wrong else translated(ending),
     ]
     return "\n".join(lines)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _listing(words: Iterable[str]) -> str:
+    return translated(", ").join(map(translated, words))
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return translated(one if number == 1 else several, number=number)

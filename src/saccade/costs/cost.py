@@ -16,7 +16,9 @@ from saccade.costs.cases import Inputs, Sizes, Subject, all_tensors, subject_of
 from saccade.costs.dry_run import DryRun, Operation, dry, unsupported_dry_run
 from saccade.costs.machine import Machine, Seconds, this_machine
 from saccade.support.argument_hints import argument_hints
+from saccade.support.columns import left_aligned, right_aligned
 from saccade.support.errors import type_error, value_error
+from saccade.support.language import translated
 from saccade.support.validation import check_int, check_type, is_number
 
 
@@ -121,15 +123,21 @@ class Cost:
         return Seconds(here.seconds(self.forward.steps), here.seconds(self.training.steps), decode)
 
     def __str__(self) -> str:
-        lines = [f"cost of {self.subject} at {self.seq_len:,} tokens, batch {self.batch}, {_short(self.dtype)}"]
-        lines.append(f"{'':<10} {'FLOPs':>10} {'moved':>12} {'at most':>12}")
+        about = {"subject": self.subject, "tokens": self.seq_len, "batch": self.batch, "dtype": _short(self.dtype)}
+        rows = [("", translated("FLOPs"), translated("moved"), translated("at most"))]
         for name in ("forward", "training", "decode"):
             run: Pass | None = getattr(self, name)
             if run is not None:
-                sizes = f"{_size(run.bytes_moved):>12} {_size(run.peak_bytes):>12}"
-                lines.append(f"{name:<10} {_count(run.flops):>10} {sizes}")
-        cache = "" if self.cache_bytes is None else f", cache {_size(self.cache_bytes)}"
-        return "\n".join([*lines, f"weights {_size(self.parameter_bytes)}{cache}"])
+                sizes = _count(run.flops), _size(run.bytes_moved), _size(run.peak_bytes)
+                rows.append((translated(name), *sizes))
+        lines = [
+            f"{left_aligned(name, 10)} {right_aligned(flops, 10)} {right_aligned(moved, 12)} {right_aligned(most, 12)}"
+            for name, flops, moved, most in rows
+        ]
+        first = translated("cost of {subject} at {tokens:,} tokens, batch {batch}, {dtype}", **about)
+        last = translated("weights {weights}", weights=_size(self.parameter_bytes))
+        last += "" if self.cache_bytes is None else translated(", cache {cache}", cache=_size(self.cache_bytes))
+        return "\n".join([first, *lines, last])
 
     __repr__ = __str__
 

@@ -27,7 +27,9 @@ from saccade.costs.microbenchmarks import (
     streams,
     timed,
 )
+from saccade.support.columns import display_width, left_aligned
 from saccade.support.errors import unsupported
+from saccade.support.language import translated
 
 FACTOR = 1.5
 """Error factor of an estimate in both directions; `python -m benchmarks costs` compares it with measurements."""
@@ -42,12 +44,13 @@ class Seconds(NamedTuple):
     decode: float | None
 
     def __str__(self) -> str:
-        times = {name: time for name, time in self._asdict().items() if time is not None}
-        width = max(map(len, times))
-        return "\n".join(
-            f"{name:<{width}}  {_time(time):>8}  ({_time(time / FACTOR)} to {_time(time * FACTOR)})"
-            for name, time in times.items()
-        )
+        times = {translated(name): time for name, time in self._asdict().items() if time is not None}
+        width = max(map(display_width, times))
+        lines = []
+        for name, time in times.items():
+            limits = translated("{least} to {most}", least=_time(time / FACTOR), most=_time(time * FACTOR))
+            lines.append(f"{left_aligned(name, width)}  {_time(time):>8}  ({limits})")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return str(self)

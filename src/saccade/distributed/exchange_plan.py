@@ -16,7 +16,9 @@ from saccade.distributed.layouts import NAMES as LAYOUTS
 from saccade.distributed.layouts import Layout, balanced, chunk_size, layout_of, positions_in
 from saccade.masks import Full, Mask
 from saccade.plan.key_ranges import Ints
+from saccade.support.columns import left_aligned
 from saccade.support.errors import unsupported, value_error
+from saccade.support.language import Message, translated
 from saccade.support.validation import check_choice, check_int, check_type
 
 STRATEGIES = ("fetch", "gather", "ulysses")
@@ -177,20 +179,26 @@ class Exchange:
 
     def __str__(self) -> str:
         mib = 1 / 2**20
-        mean = self.bytes_sent.mean() * mib
-        least, most = self.layout.counts.min(), self.layout.counts.max()
-        tokens = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-        lines = [
-            f"ranks      {self.ranks:,}; tokens per rank: {tokens}",
-            f"mask       {self.mask_text} over {self.seq_len:,} tokens",
-            f"layout     {self.layout.name}",
-            f"strategy   {self.strategy}, {self.rounds} round{'' if self.rounds == 1 else 's'}",
-            f"sent       at most {self.bytes_sent.max() * mib:,.1f} MiB per rank, {mean:,.1f} MiB on average",
-            f"received   at most {self.bytes_received.max() * mib:,.1f} MiB per rank",
-            f"work       {self.pairs.max():,} pairs on the busiest rank, {self.imbalance:.2f} times the mean",
-            f"memory     at most {self.peak_bytes.max() * mib:,.1f} MiB of keys and values per rank",
-        ]
-        lines += [f"not {name}: {why}" for name, reasons in self.refused.items() for why in reasons]
+        counts, tokens = self.layout.counts, "{ranks:,}; tokens per rank: {least:,} to {most:,}"
+        if counts.min() == counts.max():
+            tokens = "{ranks:,}; tokens per rank: {most:,}"
+        strategy = "{strategy}, {rounds} round" if self.rounds == 1 else "{strategy}, {rounds} rounds"
+        sent, most = "at most {most:,.1f} MiB per rank, {mean:,.1f} MiB on average", self.bytes_sent.max() * mib
+        work = "{pairs:,} pairs on the busiest rank, {imbalance:.2f} times the mean"
+        held = "at most {most:,.1f} MiB of keys and values per rank"
+        rows = {
+            "ranks": translated(tokens, ranks=self.ranks, least=counts.min(), most=counts.max()),
+            "mask": translated("{mask} over {tokens:,} tokens", mask=self.mask_text, tokens=self.seq_len),
+            "layout": self.layout.name,
+            "strategy": translated(strategy, strategy=self.strategy, rounds=self.rounds),
+            "sent": translated(sent, most=most, mean=self.bytes_sent.mean() * mib),
+            "received": translated("at most {most:,.1f} MiB per rank", most=self.bytes_received.max() * mib),
+            "work": translated(work, imbalance=self.imbalance, pairs=self.pairs.max()),
+            "memory": translated(held, most=self.peak_bytes.max() * mib),
+        }
+        lines = [f"{left_aligned(translated(name), 11)}{text}" for name, text in rows.items()]
+        for name, reasons in self.refused.items():
+            lines += [translated("not {name}: {why}", name=name, why=translated(why)) for why in reasons]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -286,7 +294,8 @@ def exchange(
     best = min(range(len(plans)), key=times.__getitem__)
     for plan, time in zip(plans, times, strict=True):
         if plan is not plans[best]:
-            reason = f"estimated at {1e3 * time:.3g} ms per forward pass, instead of {1e3 * times[best]:.3g} ms"
+            reason = "estimated at {slower:.3g} ms per forward pass, instead of {faster:.3g} ms"
+            reason = Message(reason, slower=1e3 * time, faster=1e3 * times[best])
             refused[f"{plan.strategy}, {plan.layout.name}"] = (reason,)
     return dataclasses.replace(plans[best], refused=refused)
 
@@ -295,9 +304,10 @@ def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -
     """Return the reasons why an exchange strategy would not be exact; the tuple is empty if it is exact."""
     if strategy != "ulysses":
         return ()
-    why = []
+    why: list[str] = []
     if heads % ranks or kv_heads % ranks:
-        why.append(f"{ranks:,} ranks do not divide {heads} heads and {kv_heads} key heads")
+        indivisible = "{ranks:,} ranks do not divide {heads} heads and {kv_heads} key heads"
+        why.append(Message(indivisible, ranks=ranks, heads=heads, kv_heads=kv_heads))
     if mask.shape[1] > 1:
         why.append("its mask differs between heads, and each rank would have different heads")
     return tuple(why)

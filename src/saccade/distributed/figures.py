@@ -9,6 +9,7 @@ import numpy as np
 from saccade import viz
 from saccade.distributed.exchange_plan import Exchange
 from saccade.plan.key_ranges import Ints
+from saccade.support.language import translated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,13 +46,13 @@ def picture(plan: Exchange) -> str:
     sent = np.maximum.reduceat(np.maximum.reduceat(sent, starts, 0), starts, 1)
     work = np.maximum.reduceat(work, starts)
     shades = np.ceil(sent * (len(_SHADES) - 1) / max(1, sent.max())).astype(int)
-    lines = [f"receives from ranks 0 to {plan.ranks - 1}; work relative to the mean:"]
+    lines = [translated("receives from ranks 0 to {last}; work relative to the mean:", last=plan.ranks - 1)]
     for start, row, share in zip(starts.tolist(), shades.tolist(), work.tolist(), strict=True):
         cells = "".join(
             2 * ("·" if start == column else _SHADES[shade]) for column, shade in zip(starts, row, strict=True)
         )
         lines.append(f"{start:>5} {cells} {share:.2f}")
-    return "\n".join([*lines, f"darkest: {sent.max() / 2**20:,.2f} MiB"])
+    return "\n".join([*lines, translated("darkest: {most:,.2f} MiB", most=sent.max() / 2**20)])
 
 
 def figure(plan: Exchange, title: str | None = None) -> Figure:
@@ -64,9 +65,14 @@ def figure(plan: Exchange, title: str | None = None) -> Figure:
     Returns:
         A figure that is not registered with pyplot and not shown. `viz.save` writes it to a file.
     """
-    default = (
-        f"{plan.mask_text} over {plan.seq_len:,} tokens, {plan.layout.name}, {plan.strategy}: MiB received by "
-        f"each rank; the busiest rank has {plan.imbalance:.2f} times the mean work"
+    default = translated(
+        "{mask} over {tokens:,} tokens, {layout}, {strategy}: MiB received by each rank; the busiest rank has "
+        "{imbalance:.2f} times the mean work",
+        mask=plan.mask_text,
+        tokens=plan.seq_len,
+        layout=plan.layout.name,
+        strategy=plan.strategy,
+        imbalance=plan.imbalance,
     )
     return viz.heatmap(
         traffic(plan) / 2**20, title=default if title is None else title, x_name="sender", y_name="receiver"

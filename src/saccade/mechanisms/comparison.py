@@ -23,6 +23,7 @@ from saccade.mechanisms.comparison_result import CLOSE, ROUGH, Compared, Compari
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import describe, type_error, value_error
+from saccade.support.language import Message
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import is_integer
 
@@ -196,10 +197,10 @@ class _SDPA:
         """Return the reasons why torch's SDPA cannot run on the tensors of a comparison."""
         dtypes = {x.dtype for x in (case.query, case.key, case.value)}
         if len(dtypes) > 1:
-            return (f"it takes tensors of one dtype; got {', '.join(sorted(map(str, dtypes)))}",)
+            return (Message("it takes tensors of one dtype; got {dtypes}", dtypes=", ".join(sorted(map(str, dtypes)))),)
         size = self._mask_bytes(case)
         if size > _LARGEST_MASK:
-            return (f"its mask would be a tensor of {size / 2**30:.1f} GiB",)
+            return (Message("its mask would be a tensor of {size:.1f} GiB", size=size / 2**30),)
         return ()
 
     def __call__(self, case: _Case) -> Tensor:

@@ -6,6 +6,9 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from saccade.support.columns import display_width, left_aligned, right_aligned
+from saccade.support.language import translated
+
 CLOSE, ROUGH = 0.01, 0.1
 """Largest median relative errors that are called "close" to exact attention, and "rough"."""
 
@@ -81,26 +84,25 @@ class Comparison:
     exact_quality: float = math.nan
 
     def __str__(self) -> str:
-        batch, heads, q_len, kv_len = self.shape
-        memory = "measured" if self.is_measured else "counted"
-        head = ["", "error", "worst", "distance", "worst", "time", f"memory ({memory})", "faster from", "quality"]
-        exact = ["exact", *["-"] * 4, _duration(self.exact_seconds), _size(self.exact_memory_bytes), "-"]
-        lines = [head, [*exact, _number(self.exact_quality)]]
+        memory = "memory (measured)" if self.is_measured else "memory (counted)"
+        names = ("error", "worst", "distance", "worst", "time", memory, "faster from", "quality")
+        exact = [translated("exact"), *["-"] * 4, _duration(self.exact_seconds), _size(self.exact_memory_bytes), "-"]
+        lines = [["", *map(translated, names)], [*exact, _number(self.exact_quality)]]
         for row in (*([] if self.sdpa is None else [self.sdpa]), *self.rows):
             numbers = (row.error_median, row.error_worst, row.distance_median, row.distance_worst)
             costs = [_duration(row.seconds), _size(row.memory_bytes), self._faster_from(row)]
             lines.append([row.name, *map(_number, numbers), *costs, _number(row.quality)])
         if not self._has_quality:
             lines = [line[:-1] for line in lines]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        widths = [max(display_width(line[i]) for line in lines) for i in range(len(lines[0]))]
         table = [
-            "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs))
+            "  ".join((right_aligned if i else left_aligned)(cell, width) for i, (cell, width) in enumerate(pairs))
             for pairs in (list(zip(line, widths, strict=True)) for line in lines)
         ]
-        first = f"batch {batch}, {heads} heads, {q_len} queries, {kv_len} keys; errors relative to exact attention"
-        refused = [] if self.sdpa is None or not self.sdpa.reasons else [f"{self.sdpa.name}: {self.sdpa.verdict}"]
-        verdicts = [f"{row.name}: {row.verdict}" for row in self.rows]
-        return "\n".join([first, *(line.rstrip() for line in table), *refused, *verdicts])
+        sizes = dict(zip(("batch", "heads", "q_len", "kv_len"), self.shape, strict=True))
+        first = "batch {batch}, {heads} heads, {q_len} queries, {kv_len} keys; errors relative to exact attention"
+        verdicts = [*([] if self.sdpa is None or not self.sdpa.reasons else [self.sdpa]), *self.rows]
+        return "\n".join([translated(first, **sizes), *(line.rstrip() for line in table), *map(_verdict, verdicts)])
 
     __repr__ = __str__
 
@@ -112,8 +114,15 @@ class Comparison:
         if row.reasons:
             return "-"
         if row.faster_from is None:
-            return f"never up to {row.timed_to}"
+            return translated("never up to {longest}", longest=row.timed_to)
         return f"{'<= ' if row.faster_from == self.lengths[0] else ''}{row.faster_from}"
+
+
+def _verdict(row: Compared) -> str:
+    verdict = translated(row.verdict)
+    if row.reasons:
+        verdict = translated("refused: ") + "; ".join(map(translated, row.reasons))
+    return translated("{name}: {verdict}", name=row.name, verdict=verdict)
 
 
 def _number(x: float) -> str:

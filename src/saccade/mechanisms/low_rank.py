@@ -16,6 +16,7 @@ from saccade.matrix import AttentionMatrix, Block
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
 from saccade.mechanisms.fake_tensors import is_readable, marks_or_none
 from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.support.language import Message
 from saccade.support.torch_modes import without_autocast
 
 
@@ -120,7 +121,7 @@ def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
     """Return the reasons why low-rank attention does not support a mask. Masks that only hide keys are supported."""
     return tuple(
-        f"{type(part).__name__} lets queries see different keys: {because}"
+        Message("{mask} lets queries see different keys: {because}", mask=type(part).__name__, because=because)
         for part in parts_of(mask)
         if not part.hides_keys_only
     )

@@ -1,9 +1,9 @@
-"""The language of figures and the command line: English, or Chinese on request."""
+"""The language of figures, reports and the command line: English, or Chinese on request."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -21,10 +21,10 @@ _current: ContextVar[Language] = ContextVar("language", default="en")
 
 @argument_hints({})
 def set_language(language: Language) -> None:
-    """Set the language of the text that figures and the command line generate. The default is English.
+    """Set the language of the text that figures, reports and the command line generate. The default is English.
 
-    Titles and names that you pass are drawn unchanged, except default axis names such as "key". Errors and report
-    tables stay in English.
+    Titles and names that you pass are drawn unchanged, except default axis names such as "key". Errors stay in
+    English.
 
     Args:
         language: "en" or "zh".
@@ -70,8 +70,30 @@ def translated(words: str, /, **values: object) -> str:
 
     Text without a translation is returned unchanged. Line breaks count as spaces.
     """
+    if isinstance(words, Message):
+        values = {name: translated(x) if isinstance(x, str) else x for name, x in words.values.items()}
+        return translated(words.words, **values)
     text = words if _current.get() == "en" else chinese().get(one_line(words), words)
     return text.format(**values) if values else text
+
+
+class Message(str):
+    """English text that `translated` can translate later, since it remembers the words and values that it is made of.
+
+    >>> reason = Message("{most:,.1f} MiB at most", most=3)
+    >>> with in_language("zh"):
+    ...     print(reason, translated(reason))
+    3.0 MiB at most 最多 3.0 MiB
+    """
+
+    words: str
+    values: Mapping[str, object]
+
+    def __new__(cls, words: str, /, **values: object) -> Message:
+        """Format English words with values."""
+        message = super().__new__(cls, words.format(**values) if values else words)
+        message.words, message.values = words, values
+        return message
 
 
 def one_line(words: str) -> str:
@@ -79,8 +101,15 @@ def one_line(words: str) -> str:
     return " ".join(words.split()) if "\n" in words else words
 
 
+def joined(parts: Iterable[str]) -> str:
+    """Join messages by semicolons into one; empty parts are left out."""
+    first, *others = [part for part in parts if part] or [""]
+    return Message("{first}; {others}", first=first, others=joined(others)) if others else first
+
+
 @cache
 def chinese() -> Mapping[str, str]:
     """Return the Chinese translations of all texts, keyed by the English text."""
-    tables = tomllib.loads((Path(__file__).parent / "chinese.toml").read_text(encoding="utf-8"))
-    return {english: words for table in tables.values() for english, words in table.items()}
+    files = (Path(__file__).parent / name for name in ("chinese.toml", "chinese_reports.toml", "chinese_claims.toml"))
+    tables = [table for file in files for table in tomllib.loads(file.read_text(encoding="utf-8")).values()]
+    return {english: words for table in tables for english, words in table.items()}

@@ -7,6 +7,7 @@ from typing import Any
 
 from saccade.auditing import Report, audit
 from saccade.auditing.declared_rules import Declared
+from saccade.support.language import in_language
 
 
 def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, **kwargs: Any) -> Report:
@@ -33,8 +34,9 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
     """
     __tracebackhide__ = True  # make pytest show the line of the test
     report = audit(model, rule, **kwargs)
-    if not report.ok:
-        raise AssertionError(f"assert_reach: the model does not follow the rule\n{report}")
-    if rule is not None and report.too_short:
-        raise AssertionError(f"assert_reach: {report.too_short}\n{report}")
+    with in_language("en"):  # as all errors
+        if not report.ok:
+            raise AssertionError(f"assert_reach: the model does not follow the rule\n{report}")
+        if rule is not None and report.too_short:
+            raise AssertionError(f"assert_reach: {report.too_short}\n{report}")
     return report

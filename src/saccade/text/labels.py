@@ -1,7 +1,6 @@
 """Make labels that are safe to display: escape invisible characters, join lines, and truncate to a width."""
 
-import unicodedata
-
+from saccade.support.columns import display_width
 from saccade.support.errors import escaped
 from saccade.support.validation import check_int
 
@@ -34,11 +33,6 @@ def legible(word: str) -> str:
     return visible(signs if signs.strip(" ") else signs.replace(" ", "␣"))
 
 
-def display_width(text: str) -> int:
-    """Return a label's width in terminal columns: 2 for a Chinese character and most emoji, 0 for combining marks."""
-    return sum(_columns(character) for character in text)
-
-
 def shorten(text: str, width: int) -> str:
     """Truncate a label to at most ``width`` columns, with an ellipsis if anything is cut.
 
@@ -58,14 +52,8 @@ def shorten(text: str, width: int) -> str:
         return text
     shown, used = [], 1
     for character in text:
-        used += _columns(character)
+        used += display_width(character)
         if used > width:
             break
         shown.append(character)
     return "".join(shown) + "…"
-
-
-def _columns(character: str) -> int:
-    if unicodedata.category(character) in {"Mn", "Me", "Cf"}:
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

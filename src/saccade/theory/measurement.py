@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message, translated
+
 Relation = Literal["=", "<=", ">=", "!="]
 
 SIGMAS = 6.0
@@ -54,9 +56,14 @@ class Measurement:
         return excess <= self.tolerance
 
     def __str__(self) -> str:
-        sign = {"=": "expected", "<=": "at most", ">=": "at least", "!=": "claimed"}[self.relation]
+        words = {
+            "=": "{what}: seen {seen:.4g}, expected {expected:.4g} ({why})",
+            "<=": "{what}: seen {seen:.4g}, at most {expected:.4g} ({why})",
+            ">=": "{what}: seen {seen:.4g}, at least {expected:.4g} ({why})",
+            "!=": "{what}: seen {seen:.4g}, claimed {expected:.4g} ({why})",
+        }[self.relation]
         seen = round(self.seen, 9) + 0.0 if self.agrees and abs(self.seen) < 1e-9 else self.seen  # rounding is noise
-        return f"{self.what}: seen {seen:.4g}, {sign} {self.expected:.4g} ({self.why})"
+        return translated(words, what=self.what, seen=seen, expected=self.expected, why=translated(self.why))
 
     __repr__ = __str__
 
@@ -67,7 +74,14 @@ Measurements = Iterator[Measurement]
 
 def equal(what: str, seen: float, expected: float, tolerance: float = 1e-12, why: str = "rounding") -> Measurement:
     """Build a measurement that expects ``seen`` to equal ``expected``."""
-    return Measurement(what, "=", float(expected), float(seen), tolerance, f"± {tolerance:.2g}, {why}")
+    return Measurement(
+        what,
+        "=",
+        float(expected),
+        float(seen),
+        tolerance,
+        Message("± {tolerance:.2g}, {why}", tolerance=tolerance, why=why),
+    )
 
 
 def at_most(what: str, seen: float, bound: float, tolerance: float = 0.0) -> Measurement:
@@ -82,7 +96,9 @@ def at_least(what: str, seen: float, bound: float, tolerance: float = 0.0) -> Me
 
 def apart(what: str, seen: float, claimed: float, margin: float) -> Measurement:
     """Build a measurement that refutes ``claimed``: ``seen`` must differ from it by more than ``margin``."""
-    return Measurement(what, "!=", float(claimed), float(seen), margin, f"refuted if more than {margin:.2g} off")
+    return Measurement(
+        what, "!=", float(claimed), float(seen), margin, Message("refuted if more than {margin:.2g} off", margin=margin)
+    )
 
 
 def same(what: str, seen: Tensor, expected: Tensor, tolerance: float = 1e-12) -> Measurement:
@@ -100,7 +116,8 @@ def estimate(what: str, samples: Tensor, expected: float, bias: float = 0.0) -> 
     samples = samples.detach().double().flatten()
     error = float(samples.std() / samples.numel() ** 0.5)
     tolerance = SIGMAS * error + bias
-    why = f"± {tolerance:.2g}, {SIGMAS:.0f} standard errors of {samples.numel():,} samples"
+    words = "± {tolerance:.2g}, {sigmas:.0f} standard errors of {count:,} samples"
+    why = Message(words, tolerance=tolerance, sigmas=SIGMAS, count=samples.numel())
     mean = float(torch.mean(samples))
     return Measurement(what, "=", float(expected), mean, tolerance, why, chance=1e-6)
 
@@ -110,4 +127,4 @@ def _largest_difference(seen: Tensor, expected: Tensor) -> float:
 
 
 def _bound_reason(tolerance: float) -> str:
-    return f"+ {tolerance:.2g}, rounding" if tolerance else "bound"
+    return Message("+ {tolerance:.2g}, rounding", tolerance=tolerance) if tolerance else "bound"

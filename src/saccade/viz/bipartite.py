@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.support.argument_hints import argument_hints
+from saccade.support.columns import display_width
 from saccade.support.errors import value_error
 from saccade.support.validation import check_number
-from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix
 from saccade.viz.canvas import PLAIN, blank, colours
 from saccade.viz.fonts import drawable_labels

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.support.argument_hints import argument_hints
+from saccade.support.columns import display_width
 from saccade.support.errors import type_error, value_error
-from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix, as_numbers, contrast_limits
 from saccade.viz.canvas import INK, Canvas, blank, colours
 

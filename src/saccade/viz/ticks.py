@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.plan.key_ranges import Ints
+from saccade.support.columns import display_width
 from saccade.support.errors import type_error, value_error
 from saccade.support.language import translated
-from saccade.text.labels import display_width
 from saccade.viz.canvas import INK, PLAIN
 from saccade.viz.fonts import drawable_labels, drawable_title
 

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from saccade.text.labels import display_width
+from saccade.support.columns import display_width
 
 _UNBREAKABLE = re.compile(r"\b(?:layers?|heads?|L|H)\s\d+(?:,\s(?:layers?|heads?|L|H)\s\d+)*", re.IGNORECASE)
 _NOT_FIRST = frozenset("，。、；：？！）」』》”’,.;:?!)]}%")  # no line begins with one of these

@@ -52,6 +52,6 @@ def check_claims(measured: ModelMeasurements, names: Sequence[str]) -> Iterator[
         except WrongArgument:
             raise
         except Unanswered as answer:
-            yield ClaimResult(name, "not answered", why=str(answer))
+            yield ClaimResult(name, "not answered", why=answer.args[0])
         except Exception as error:  # a model may raise any error, which does not prove it wrong
             yield ClaimResult(name, "not answered", why=describe_error(error))

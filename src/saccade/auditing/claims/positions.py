@@ -8,6 +8,7 @@ from saccade.auditing.equivalence_pairs import RunPair
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.runner import Unanswered
+from saccade.support.language import Message
 
 _SHIFT, _STRETCH = 13, 3
 
@@ -32,7 +33,7 @@ def _each_axis(measured: ModelMeasurements) -> list[ClaimResult]:
         axes = getattr(measured.runner(), "_axes", 0)
     except Unanswered:
         return []
-    return [_used(measured, axis, f"positions are used: axis {axis}") for axis in range(axes)]
+    return [_used(measured, axis, Message("positions are used: axis {axis}", axis=axis)) for axis in range(axes)]
 
 
 def _used(measured: ModelMeasurements, axis: int | None, name: str) -> ClaimResult:
@@ -41,7 +42,7 @@ def _used(measured: ModelMeasurements, axis: int | None, name: str) -> ClaimResu
     try:
         moved = row_differences(runner.stretched(measured.ids, _STRETCH, axis), runner.whole(measured.ids))
     except Unanswered as answer:
-        return ClaimResult(name, "not answered", why=str(answer))
+        return ClaimResult(name, "not answered", why=answer.args[0])
     if bool((moved > 0).any()):
         return result(name, None)
     if not getattr(runner, "has_positions", True):

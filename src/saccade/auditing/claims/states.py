@@ -34,7 +34,7 @@ def _packed(measured: ModelMeasurements) -> ClaimResult:
             measured.checked_rows if subject is measured.subject else torch.ones(subject.shape, dtype=torch.bool)
         )
     except Unanswered as answer:
-        return ClaimResult("states", "not answered", why=str(answer))
+        return ClaimResult("states", "not answered", why=answer.args[0])
     mixed = mixers(subject)
     if not mixed:
         return ClaimResult("states", "not answered", why="no module that mixes tokens was found")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from saccade.auditing.claims.compared import compared
 from saccade.auditing.claims.model_measurements import ModelMeasurements, result
 from saccade.auditing.equivalence_pairs import RunPair, one_by_one, steps_at_window
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.runner import Unanswered
+from saccade.support.language import Message, joined
 
 
 def window(measured: ModelMeasurements) -> list[ClaimResult]:
@@ -20,7 +23,7 @@ def window(measured: ModelMeasurements) -> list[ClaimResult]:
 
 def _width(measured: ModelMeasurements) -> ClaimResult:
     """Compare the measured width of each module's window with the width that its rule declares."""
-    composed, descriptions, found = measured.composed, list[str](), list[CounterExample]()
+    composed, widths, found = measured.composed, dict[str, int](), list[CounterExample]()
     length = measured.subject.shape[1]
     for name in composed.ruled:
         for one in measured.layered.measured_rows(name):
@@ -29,29 +32,29 @@ def _width(measured: ModelMeasurements) -> ClaimResult:
             if position <= length // 2 or not len(own) or not (width := position - int(own.min())) or width >= position:
                 continue  # the far edge of its window is not within this text
             seen = position - int(one.seen.nonzero().min())
-            if not any(line.startswith(f"{name}:") for line in descriptions):
-                descriptions.append(f"{name}: {seen} keys before the query, {seen + 1} including it")
+            widths.setdefault(name, seen)
             if seen != width and not any(other.module == name for other in found):
                 kind = "leak" if seen > width else "blind"
                 key = (item, position - max(seen, width))
                 found.append(CounterExample(kind, one.row, key, float(abs(seen - width)), name, "replay"))  # type: ignore[arg-type]
-    if not descriptions:
-        why = f"no declared window ends within {length} tokens"
+    if not widths:
+        why = Message("no declared window ends within {length} tokens", length=length)
         return ClaimResult("window", "not answered", why=why)
-    return result("window", found[0] if found else None, _by_width(descriptions))
+    return result("window", found[0] if found else None, _by_width(widths))
 
 
-def _by_width(descriptions: list[str]) -> str:
-    """Summarize the measured widths, grouping modules with equal widths."""
-    widths: dict[str, list[str]] = {}
-    for line in descriptions:
-        name, _, width = line.partition(": ")
+def _by_width(seen: Mapping[str, int]) -> str:
+    """Summarize the measured widths by module, grouping modules with equal widths."""
+    widths: dict[int, list[str]] = {}
+    for name, width in seen.items():
         widths.setdefault(width, []).append(name)
-    return "; ".join(f"{width} in {names[0]}" + _more(len(names) - 1) for width, names in widths.items())
+    return joined(_in_modules(width, names) for width, names in widths.items())
 
 
-def _more(count: int) -> str:
-    return f" and {count} more" if count else ""
+def _in_modules(width: int, names: list[str]) -> str:
+    one = "{before} keys before the query, {all} including it in {name}"
+    several = "{before} keys before the query, {all} including it in {name} and {more} more"
+    return Message(several if len(names) > 1 else one, before=width, all=width + 1, name=names[0], more=len(names) - 1)
 
 
 def _decoded(measured: ModelMeasurements) -> list[ClaimResult]:

@@ -11,8 +11,13 @@ from saccade.masks import Causal, Documents, Full, Mask
 from saccade.matrix import Block
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
 from saccade.mechanisms.fake_tensors import is_readable, marks_or_none
+from saccade.support.language import Message
 
-_BECAUSE = "only a sum over keys is stored"
+_NOT_CAUSAL = "{mask} inside Documents is not Causal: only a sum over keys is stored"
+_NEITHER = (
+    "{mask} is none of Causal, Padding and Documents: only a sum over keys is stored, so queries cannot choose among "
+    "keys"
+)
 
 
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
@@ -21,19 +26,16 @@ def why_no_sum(mask: Mask) -> tuple[str, ...]:
     The tuple is empty for Causal, Documents, masks that only hide keys (Padding), and combinations of these with
     ``&``.
     """
-    reasons = []
+    reasons: list[str] = []
     for part in parts_of(mask):
         if isinstance(part, Documents):
             reasons += [
-                f"{type(rule).__name__} inside Documents is not Causal: {_BECAUSE}"
+                Message(_NOT_CAUSAL, mask=type(rule).__name__)
                 for rule in _masks_in_documents(part)
                 if not isinstance(rule, Causal | Full)
             ]
         elif not (isinstance(part, Causal) or part.hides_keys_only):
-            name = type(part).__name__
-            reasons.append(
-                f"{name} is none of Causal, Padding and Documents: {_BECAUSE}, so queries cannot choose among keys"
-            )
+            reasons.append(Message(_NEITHER, mask=type(part).__name__))
     return tuple(reasons)
 
 
