@@ -207,7 +207,7 @@ def built(folder: Path, **told: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.native(level=3)
+@pytest.mark.skipif((abilities() or 0) < 3, reason="needs a processor with AVX-512 that multiplies bfloat16")
 def test_tiles_multiply_as_pairs_do(tmp_path: Path) -> None:
     """Sizes that fill tiles, and sizes that leave rows, steps and columns over."""
     code = """
