@@ -80,10 +80,10 @@ def translated(words: str, /, **values: object) -> str:
 class Message(str):
     """English text that `translated` can translate later, since it remembers the words and values that it is made of.
 
-    >>> reason = Message("{most:,.1f} MiB at most", most=3)
+    >>> reason = Message("at most {most:,.1f} MiB per rank", most=3)
     >>> with in_language("zh"):
     ...     print(reason, translated(reason))
-    3.0 MiB at most 最多 3.0 MiB
+    at most 3.0 MiB per rank 每个设备最多 3.0 MiB
     """
 
     words: str
