@@ -21,7 +21,7 @@ CALLED_AS = "find"  # in errors
 Place = str | int | range
 """A word of the text; or its token's index, or the index range of its tokens."""
 RankBy = Literal["value", "excess"]
-"""What heads are ranked by: the attention between the words, or its excess over what the second word usually gets."""
+"""Order of the heads: by the attention between the words, or by its excess over what the second word usually receives."""
 
 
 class Link(NamedTuple):
