@@ -88,8 +88,8 @@ def audit(
         batch_first: whether tokens or embeddings are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
             layouts of modules and outputs are detected automatically.
         module: the model that ``model`` calls, if ``model`` is a function; its embedding tables and layers are audited.
-        length: length of the random sequences. It must exceed the rule's windows: if the rule equals `Causal` or `Full`
-            at this length, the claim "length" is not answered and says which length to pass.
+        length: length of the random sequences. It must exceed the rule's windows: if they hide nothing at this length,
+            the claim "length" is not answered and says which length to pass.
         layers: number of layers; when None, the number of modules that mix tokens.
         padding: bool ``[batch, length]``, True at tokens and False at padding. Rows of padding are not checked. When
             None, there is no padding. For an encoder-decoder, each row holds the source followed by the target.
@@ -173,9 +173,9 @@ def audit(
             ]
         pairs = _pairs_for_picture(subject, reach)
         return Report(
-            _name(model) + (", compiled" if isinstance(subject, CompiledModelUnderTest) else ""),
+            Message("{model}, compiled", model=_name(model)) if subject.eager is not subject else _name(model),
             Message("assumed: {rule}", rule=words) if is_assumed else words,
-            tuple(_localized(claim, subject) for claim in results),
+            tuple(_renumbered(claim, subject) for claim in results),
             subject.shape,
             str(subject.vectors.dtype).removeprefix("torch."),
             seed,
@@ -237,8 +237,8 @@ def assumed_rule(model: object) -> Declared:
 def _noise(subject: ModelUnderTest) -> float:
     """Return the largest output change due to noise: `FACTOR` times the change from a rerun or from rounding errors."""
     repeated = max(relative(subject.run(), subject.rows) for _ in range(2))
-    written = subject.eager
-    rounded = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
+    eager = subject.eager
+    rounded = 0.0 if eager.module is None else jitter(eager.module, eager.run, base=eager.rows)
     return FACTOR * max(repeated, rounded)
 
 
@@ -266,7 +266,7 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
 
 
 def _weakness(probes: EndToEnd) -> str:
-    """Return why a held "reach" claim is weak (it forbids nothing, or there are no gradients); "" if it is not."""
+    """Return why a held "reach" claim is weak (the rule forbids nothing, or no gradients); empty if it is not weak."""
     if not probes.hides_something:
         return "the rule forbids nothing"
     return Message("measured only by changing inputs: {why}", why=why) if (why := probes.no_gradient) else ""
@@ -300,8 +300,8 @@ def _by_layer(subject: ModelUnderTest, composed: Composition, layered: ByLayer) 
     return ClaimResult("by layer", "broken" if results else "held", largest, 0.0, first, why)
 
 
-def _localized(claim: ClaimResult, subject: ModelUnderTest) -> ClaimResult:
-    return claim if claim.finding is None else dataclasses.replace(claim, finding=subject.localized(claim.finding))
+def _renumbered(claim: ClaimResult, subject: ModelUnderTest) -> ClaimResult:
+    return claim if claim.finding is None else dataclasses.replace(claim, finding=subject.renumbered(claim.finding))
 
 
 def _compare_runs(

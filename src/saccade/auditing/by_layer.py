@@ -162,7 +162,7 @@ class ByLayer:
             self._sizes |= self._measure_gradients(self.subject, False, probes, names)
 
     def _enclosing(self, name: str) -> Iterator[str]:
-        """Yield the enclosing modules of a module, up to its layer, that may mix tokens themselves.
+        """Yield the names of the modules that enclose a module, up to its layer, and that may mix tokens themselves.
 
         The layer itself is included only if one of its direct children is a convolution.
         """
@@ -204,7 +204,7 @@ class ByLayer:
         return backwards.unfold(0, length, 1).flip(0)
 
     def _pairs(self, name: str) -> Tensor:
-        """Return a module's pairs, bool ``[length, length]``; those of unmeasured rows are extrapolated by distance."""
+        """Return a module's measured pairs, bool ``[length, length]``, unmeasured rows extrapolated by distance."""
         pairs, rows = self.distances(name), self.measured_rows(name)
         for position in {measured.row[1] for measured in rows}:
             pairs[position] = torch.stack([measured.seen for measured in rows if measured.row[1] == position]).any(0)
@@ -344,7 +344,7 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens at distances from the probed row that no row of the module reaches."""
+    """Return the tokens at those distances from the probed row at which no row of the module sees any token."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():

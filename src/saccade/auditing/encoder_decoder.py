@@ -82,7 +82,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
         is_source = hidden.shape == self.encoded.shape and torch.equal(hidden, self.encoded)
         return self.parts["source"] if is_source else None
 
-    def localized(self, finding: CounterExample) -> CounterExample:
+    def renumbered(self, finding: CounterExample) -> CounterExample:
         row, key = (None if at is None else self._text_and_position(at) for at in (finding.row, finding.key))
         assert row is not None
         nouns = (row[0], "token" if key is None else key[0])
@@ -126,7 +126,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
         return _joined(self.encoded, target)
 
     def _call_model(self, tokens: Tensor) -> Any:
-        assert isinstance(self.inputs, Mapping)  # otherwise _two would have raised an error
+        assert isinstance(self.inputs, Mapping)  # otherwise _source_and_target would have raised an error
         if isinstance(self.model, EncoderDecoder):
             more = {name: one for name, one in self.inputs.items() if name not in (_SOURCE, _TARGET)}
             return self.model(self.source, self.target, **more)

@@ -33,7 +33,7 @@ class EndToEnd:
             change occurs.
         tests: number of sets of rows to test.
         seed: seed of the changes and of the selection of rows.
-        required: the rules for which tokens the outputs must depend on; ``reach`` when None.
+        required: the rules that define which tokens the outputs must depend on; ``reach`` when None.
 
     Attributes:
         findings: the first leak and the first blind pair.

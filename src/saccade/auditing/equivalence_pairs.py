@@ -72,7 +72,7 @@ def _packed(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, RunPair]
 
     others: tuple[Beside, ...] = ("a cache", "a mask of ones", "a mask of four dimensions")
     yield "packed", run_pair("positions")
-    yield from ((Message("packed, with {beside}", beside=beside), run_pair(beside)) for beside in others)
+    yield from ((Message("packed, with {beside}", beside=Message(beside)), run_pair(beside)) for beside in others)
 
 
 def _separately(runner: Runner, ids: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -99,7 +99,8 @@ def steps_at_window(ids: Tensor, window: int) -> list[tuple[str, RunPair]]:
 
 
 def _split(ids: Tensor, name: str, cuts: Sequence[int]) -> tuple[str, RunPair]:
-    return Message("steps: {name}", name=name), lambda full_run: (full_run.runner.steps(ids, cuts), full_run.whole)
+    words = Message("steps: {name}", name=name if isinstance(name, Message) else Message(name))
+    return words, lambda full_run: (full_run.runner.steps(ids, cuts), full_run.whole)
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:

@@ -87,7 +87,7 @@ class ClaimResult:
 
 def _place(noun: str, place: tuple[int, int], *, has_items: bool) -> Message:
     words = "{noun} {position} of item {item}" if has_items else "{noun} {position}"
-    return Message(words, noun=noun, position=place[1], item=place[0])
+    return Message(words, noun=Message(noun), position=place[1], item=place[0])
 
 
 def _finite(number: float) -> float | None:

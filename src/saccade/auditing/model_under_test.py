@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from saccade.auditing.finding import CounterExample
 from saccade.auditing.float64 import TrueFloat64, describe_error, float64_copy
 from saccade.auditing.inputs import InputFormat, find_tokens, is_transposed
-from saccade.auditing.multi_process import broadcast_first, check_same, sum_gradients
+from saccade.auditing.multi_process import broadcast_first, check_same, with_summed_gradient
 from saccade.auditing.token_axes import is_time_first, names_time_first
 from saccade.support.errors import type_error, value_error
 from saccade.support.torch_modes import is_tracing
@@ -153,7 +153,7 @@ class ModelUnderTest:
         """Return the index of a module's layer in a model with ``layers`` layers."""
         return depth_of(name, layers)
 
-    def localized(self, finding: CounterExample) -> CounterExample:
+    def renumbered(self, finding: CounterExample) -> CounterExample:
         """Return a counter-example with positions counted from the start of their text, the source or the target."""
         return finding
 
@@ -206,7 +206,7 @@ class ModelUnderTest:
         leaf = (self.vectors if vectors is None else vectors).clone().requires_grad_()
         with torch.enable_grad():
             try:
-                out = self._run(sum_gradients(leaf, self.group))
+                out = self._run(with_summed_gradient(leaf, self.group))
             except NotImplementedError as error:
                 raise NoGradientError(describe_error(error)) from error
         if not out.requires_grad:

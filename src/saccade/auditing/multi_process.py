@@ -40,9 +40,9 @@ def broadcast_first(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     return received
 
 
-def sum_gradients(vectors: Tensor, group: ProcessGroup | None) -> Tensor:
+def with_summed_gradient(vectors: Tensor, group: ProcessGroup | None) -> Tensor:
     """Return the token embeddings unchanged, but with a gradient that is summed over all processes."""
-    return vectors if group is None else _SumGradients.apply(vectors, group)
+    return vectors if group is None else _SummedGradient.apply(vectors, group)
 
 
 def check_same(tensor: Tensor, group: ProcessGroup | None) -> None:
@@ -55,7 +55,7 @@ def check_same(tensor: Tensor, group: ProcessGroup | None) -> None:
         raise value_error("inputs", "be the same in all processes of the group", "different inputs")
 
 
-class _SumGradients(torch.autograd.Function):
+class _SummedGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group

@@ -62,7 +62,7 @@ class Reach:
         if check_int("length", length, 1) > _LONGEST:
             raise value_error("length", f"be at most {_LONGEST:,}, since each pair takes a byte", length)
         self.rules, self.shape = tuple(rules), (batch, length)
-        known = {rule: _materialized(rule, batch, length) for rule in dict.fromkeys(rules)}
+        known = {rule: _materialised(rule, batch, length) for rule in dict.fromkeys(rules)}
         self._own = [known[rule] for rule in rules]
         self._layers = list[Tensor]()
         for layer, own in enumerate(self._own):
@@ -116,7 +116,7 @@ class Reach:
 _Bools = NDArray[np.bool_]
 
 
-def _materialized(rule: Mask, batch: int, length: int) -> Tensor:
+def _materialised(rule: Mask, batch: int, length: int) -> Tensor:
     """Return the pairs that a layer's rule allows in any head, bool ``[batch, length, length]``.
 
     If the rule is the same for all batch items, the batch items share memory.

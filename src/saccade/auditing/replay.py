@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.model_under_test import ModelUnderTest
-from saccade.auditing.multi_process import sum_gradients
+from saccade.auditing.multi_process import with_summed_gradient
 from saccade.auditing.token_axes import tensors_of
 
 # These arguments are set to None, so that a rerun does not find the keys that the first run stored.
@@ -44,7 +44,7 @@ def replaying(
             uncached = {name: None if name in _CACHES else value for name, value in kwargs.items()}
 
             def rerun(other: Tensor) -> Tensor:
-                other = sum_gradients(other, subject.group)
+                other = with_summed_gradient(other, subject.group)
                 # Keep identical arguments identical, because modules test whether the query is the key.
                 parts = {one.key: one.with_rows(other) for one in row_arguments.values()}
                 changed = {slot: parts[one.key] for slot, one in row_arguments.items()}

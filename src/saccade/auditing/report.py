@@ -17,7 +17,7 @@ from saccade.auditing.measured_rules import grouped
 from saccade.auditing.probe_sets import GRADIENT_SETS, LONG
 from saccade.support.columns import display_width, left_aligned
 from saccade.support.errors import value_error
-from saccade.support.language import joined, translated
+from saccade.support.language import Message, joined, translated
 from saccade.text import visible
 from saccade.text.labels import shorten
 from saccade.viz.canvas import HIDDEN, INK, INKS, PLAIN, blank
@@ -111,7 +111,7 @@ class Report:
     def __str__(self) -> str:
         rows = [tuple(map(translated, _HEADS)), *(_row(claim) for claim in self.claims)]
         widths = [max(display_width(row[column]) for row in rows) for column in range(len(_HEADS))]
-        about = {"model": visible(translated(self.model)), "dtype": self.dtype, "seed": self.seed}
+        about = {"model": visible(self._shown_model()), "dtype": self.dtype, "seed": self.seed}
         items, tokens = self.shape
         lines = [
             translated("{model}, {items} x {tokens} tokens, {dtype}, seed {seed}", items=items, tokens=tokens, **about)
@@ -122,16 +122,20 @@ class Report:
         lines.append("  " + translated(_LEGEND))
         remarks: dict[str, list[str]] = {}
         for claim in self.claims:
-            remarks.setdefault(claim.why, []).append(translated(claim.name))
+            remarks.setdefault(claim.why, []).append(claim.name)
         lines += [
-            "  " + translated("{names}: {why}", names=translated(joined(claims)), why=visible(translated(why)))
-            for why, claims in remarks.items()
+            "  " + translated("{names}: {why}", names=translated(joined(names)), why=visible(translated(why)))
+            for why, names in remarks.items()
             if why
         ]
         lines += ["", *self._coverage()]
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _shown_model(self) -> str:
+        """Return the model's name in the language of the output. A name from outside is never translated."""
+        return translated(self.model) if isinstance(self.model, Message) else self.model
 
     def _coverage(self) -> list[str]:
         tested = translated("{tests} sets of rows", tests=self.tests)
@@ -177,7 +181,7 @@ class Report:
             ValueError: as for `picture`.
             ImportError: matplotlib is not installed.
         """
-        title = shorten(f"{self.model}, {self.rule}", _TITLE) if title is None else title
+        title = shorten(f"{self._shown_model()}, {translated(self.rule)}", _TITLE) if title is None else title
         return drawn(*self._pairs("figure"), title)
 
     def _pairs(self, method: str) -> tuple[Tensor, Tensor]:

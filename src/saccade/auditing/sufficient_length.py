@@ -79,7 +79,7 @@ def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
                 needed[found[0]] = max(needed.get(found[0], 0), found[1])
                 layers.setdefault(found[0], []).extend(i for i, own in enumerate(rules, 1) if own == rule)
         for plain, own in layers.items():
-            subject = Message("the {name} rule", name=name) if name else "the rule"
+            subject = Message("the {name} rule", name=name) if name else Message("the rule")
             if len(set(rules)) > 1:
                 words = "{rule} of layers {layers}" if len(own) > 1 else "{rule} of layer {layers}"
                 subject = Message(words, rule=subject, layers=", ".join(map(str, sorted(own))))
@@ -90,7 +90,9 @@ def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
 
 
 def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
-    """Return whichever of Causal() and Full() equals a rule at a length, and a length at which they differ, or None.
+    """Return the one of Causal() and Full() that equals a rule at a length, and a length at which they differ.
+
+    The result is None if the rule equals neither, or if no length is found at which they differ.
 
     The length is found by doubling and bisection over the last row and the last column of the rule, so it is the
     shortest one for rules that keep hiding keys from some length on, as windows do. Rules that are defined for a fixed

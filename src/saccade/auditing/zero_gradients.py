@@ -36,7 +36,7 @@ Its arguments are a model, whether to change the model's input, and the probes.
 
 
 class ZeroGradient(NamedTuple):
-    """An output, and the tokens that it should depend on although its gradient for them is 0.
+    """An output, and the tokens that it should depend on but with respect to which its gradient is 0.
 
     Attributes:
         probe: the probe that can measure the gradient again.
@@ -158,10 +158,10 @@ def _decayed(size: Tensor, zero: ZeroGradient, dtype: torch.dtype) -> Tensor:
 
 
 def _pairs(subject: ModelUnderTest, zeros: Sequence[ZeroGradient]) -> str:
-    finding = subject.localized(CounterExample("blind", zeros[0].row, zeros[0].first, 0.0))
+    finding = subject.renumbered(CounterExample("blind", zeros[0].row, zeros[0].first, 0.0))
     assert finding.key is not None
     row, key = finding.nouns
-    pair = Message("{row} {i} and {key} {j}", row=row, i=finding.row[1], key=key, j=finding.key[1])
+    pair = Message("{row} {i} and {key} {j}", row=Message(row), i=finding.row[1], key=Message(key), j=finding.key[1])
     if zeros[0].probe.module:
         pair = Message("{pair} in {module}", pair=pair, module=zeros[0].probe.module)
     more = sum(int(zero.keys.sum()) for zero in zeros) - 1

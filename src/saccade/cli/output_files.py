@@ -12,6 +12,7 @@ import typer
 
 from saccade import viz
 from saccade.cli.exit_status import fail, refuse
+from saccade.support.language import translated
 from saccade.text import visible
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def save_figure(command: str, figure: "Figure", out: Path) -> None:
             path = viz.save(figure, out)
     except ValueError as error:
         refuse(command, f"--out must be a picture file that can be written; got {out} ({error})")
-    typer.echo(f"wrote {visible(str(path))}")
+    typer.echo(translated("wrote {path}", path=visible(str(path))))
 
 
 @contextmanager

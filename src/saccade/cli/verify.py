@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +15,7 @@ from saccade.cli.exit_status import refuse, refuse_combination
 from saccade.cli.output_files import all_or_none, folder_for
 from saccade.cli.progress import progress
 from saccade.support.columns import display_width, left_aligned
-from saccade.support.language import Message, translated
+from saccade.support.language import translated
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
@@ -189,7 +189,9 @@ def _print_finding(console: Console, finding: Finding, seeds: int) -> None:
 def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) -> str:
     phrases = {"holds": "{count} holding", "holds if": "{count} holding under conditions", "refuted": "{count} refuted"}
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in phrases}
-    verdicts = (Message(phrases[verdict], count=count) for verdict, count in counts.items() if count)
+    verdicts = translated(", ").join(
+        translated(phrases[verdict], count=count) for verdict, count in counts.items() if count
+    )
     measured = sum(len(finding.measurements) for finding in verification.findings)
     chance = ""
     if verification.chance:
@@ -203,7 +205,7 @@ def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) ->
         translated(
             "{claims}: {verdicts}.",
             claims=_count(len(claims), "{number:,} claim", "{number:,} claims"),
-            verdicts=_listing(verdicts),
+            verdicts=verdicts,
         ),
         translated(
             "{measurements}, {seeds}{chance}.",
@@ -215,10 +217,6 @@ def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) ->
         translated("Contradicted: {names}.", names=wrong) if wrong else translated(ending),
     ]
     return "\n".join(lines)
-
-
-def _listing(words: Iterable[str]) -> str:
-    return translated(", ").join(map(translated, words))
 
 
 def _count(number: int, one: str, several: str) -> str:

@@ -181,7 +181,7 @@ class CarriedMatrix(Matrix):
         make: a function that maps a slice of local rows and their positions to a matrix.
         runs: runs of consecutive local rows, in order.
         shape: (batch, heads, local rows, tokens of the full sequence).
-        channel: the transfer between the ranks.
+        channel: the channel that transfers states between ranks.
         like: a matrix without rows, as a template.
         sources: tensors from which the matrix is computed.
 

@@ -75,7 +75,7 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
 
 
 class SharedHead(ParallelStyle):
-    """A tensor-parallel style that replicates key or value projections if there are fewer heads than ranks.
+    """A tensor-parallel style that replicates key or value projections that have fewer heads than ranks.
 
     Args:
         heads: number of heads, a divisor of the number of ranks.

@@ -232,13 +232,13 @@ class AttentionInputs:
         """Return the inputs on a different device or in a different dtype."""
         new_dtype = self.dtype if dtype is None else dtype
         narrow = self.query.dtype == self.dtype and self.tile_function is None
-        compute_dtype = new_dtype if narrow else wide_dtype(new_dtype)
+        query_dtype = new_dtype if narrow else wide_dtype(new_dtype)
         changes = {name: moved(getattr(self, name), device, dtype) for name in ("bias", "sink_logit", "parameters")}
         return self.replaced(
             **changes,
             dtype=new_dtype,
-            query=self.query.to(device, compute_dtype),
-            key=self.key.to(device, compute_dtype),
+            query=self.query.to(device, query_dtype),
+            key=self.key.to(device, query_dtype),
             rule=moved(self.rule, device, None),
             row_positions=moved(self.row_positions, device, None),
         )

@@ -148,8 +148,8 @@ class Chain(ByRows):
         out = left.new_zeros(len(rows), self.shape[3])
         for block in self.second.blocks(batch, head):
             part = left[:, as_slice(block.rows)] @ block.weights[0, 0].to(left.dtype)
-            for span, weights in block.by_range(part):
-                out[:, as_slice(span)] += weights
+            for span, columns in block.by_range(part):
+                out[:, as_slice(span)] += columns
         return out
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:

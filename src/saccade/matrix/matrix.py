@@ -148,8 +148,8 @@ class Matrix(Operators, ABC):
             rows = x[block.batch, block.heads, as_slice(block.rows)].to(block.weights.dtype)
             with without_autocast(self.device):
                 part = block.weights.mT @ rows
-            for span, weights in block.by_range(part.mT):
-                out[block.batch, block.heads, as_slice(span)] += weights.mT
+            for span, columns in block.by_range(part.mT):
+                out[block.batch, block.heads, as_slice(span)] += columns.mT
         return out.to(x.dtype)
 
     @outside_graphs
@@ -362,7 +362,7 @@ class Matrix(Operators, ABC):
 
 
 class DerivedMatrix(Matrix):
-    """A matrix computed from another matrix, from which it inherits shape, dtype, device, heads and `is_stochastic`.
+    """A matrix computed from another one. By default, it has the same shape, dtype, device, heads, `is_stochastic`.
 
     Args:
         inner: the other matrix.

@@ -14,8 +14,7 @@ from saccade.statistics.row_block import Block
 
 
 class UniformMatrix(DerivedMatrix):
-    """Uniform attention over the visible keys of a matrix, which are determined block by block; see
-    `saccade.Matrix.uniform`.
+    """Uniform attention over the visible keys of a matrix, found block by block; see `saccade.Matrix.uniform`.
 
     Args:
         matrix: the matrix whose visible keys get equal weights.

@@ -28,7 +28,7 @@ class Plan:
 
     Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
-        terms: disjoint masks whose union is the mask, each with the step between its rows and keys; may be empty.
+        terms: disjoint masks whose union is the mask, each with the step of its row and key ranges; may be empty.
         q_first, kv_first: positions of the first query and the first key.
 
     Attributes:
@@ -165,7 +165,7 @@ def _block_heights(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
     if stop - first == 1:
         return [1]
     edges = [np.concatenate([[first], cuts_of_item, [stop]]) for cuts_of_item in cuts]
-    longest = max(int(np.diff(cuts_of_item).max()) for cuts_of_item in edges)
+    longest = max(int(np.diff(edges_of_item).max()) for edges_of_item in edges)
     longest = -(-longest // step)
     return [longest, *(block for block in _ROW_BLOCKS if block < longest)]
 
@@ -175,8 +175,8 @@ def _row_groups(items: list[int], cuts: list[Ints], block: int, step: int, sizes
     if stop - first == 1:
         row = np.full(len(items), first, dtype=np.int64)
         return Groups(np.asarray(items, dtype=np.int64), row, row, step)
-    starts, ends = zip(*(_split_rows(first, stop, own, block, step) for own in cuts), strict=True)
-    batch = np.repeat(np.asarray(items, dtype=np.int64), [len(own) for own in starts])
+    starts, ends = zip(*(_split_rows(first, stop, cuts_of_item, block, step) for cuts_of_item in cuts), strict=True)
+    batch = np.repeat(np.asarray(items, dtype=np.int64), [len(starts_of_item) for starts_of_item in starts])
     return Groups(batch, np.concatenate(starts), np.concatenate(ends), step)
 
 

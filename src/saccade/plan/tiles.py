@@ -96,7 +96,7 @@ class ColumnRange(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A block of the index space ``[batch, heads, q_len, kv_len]``, with the mask to evaluate where keys are masked."""
+    """A box of indices in ``[batch, heads, q_len, kv_len]``, with the mask to evaluate in partial column ranges."""
 
     batch: slice
     heads: slice

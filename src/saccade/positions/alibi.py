@@ -28,7 +28,7 @@ class ALiBi(
 
     Slopes are not trained. For trainable biases that depend on the distance, use `T5` or `Clipped`.
 
-    The paper only considers causal attention. Where queries also see later keys, the absolute value makes the bias
+    The paper only considers causal attention. If queries also see later keys, the absolute value makes the bias
     symmetric.
 
     Args:

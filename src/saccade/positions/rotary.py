@@ -22,7 +22,7 @@ _MOST_CACHED = 1 << 13  # maximum number of positions with cached angles: 8 MB f
 _Axes = tuple[int, ...]
 # All attributes that determine the angles.
 _RotationSettings = tuple[float, int, str, Scaling | None, _Axes | None, torch.dtype, torch.device]
-_BLOCK = 64  # angles for a single position are computed for the aligned block of positions that contains it
+_BLOCK = 64  # for a single position, angles are computed for the aligned block of this many positions around it
 
 
 class Tables(NamedTuple):

@@ -21,7 +21,7 @@ CALLED_AS = "find"  # in errors
 Place = str | int | range
 """A word of the text; or its token's index, or the index range of its tokens."""
 RankBy = Literal["value", "excess"]
-"""Order of the heads: by the attention between the words, or by its excess over what the second word usually receives."""
+"""Order of heads: by the attention between the words, or by its excess over what an average query gives the second."""
 
 
 class Link(NamedTuple):

@@ -4,7 +4,7 @@ import unicodedata
 
 
 def display_width(text: str) -> int:
-    """Return a label's width in terminal columns: 2 for a Chinese character and most emoji, 0 for combining marks."""
+    """Return the width of text in terminal columns: 2 for a Chinese character and most emoji, 0 for combining marks."""
     return sum(_columns(character) for character in text)
 
 

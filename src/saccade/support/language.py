@@ -68,10 +68,11 @@ def language_of(environment: Mapping[str, str]) -> Language:
 def translated(words: str, /, **values: object) -> str:
     """Return text in the current language, with each ``{name}`` replaced by its value.
 
-    Text without a translation is returned unchanged. Line breaks count as spaces.
+    A `Message` is translated with the values that it was made of; values that are messages are translated too. Words
+    without a translation stay English. Line breaks count as spaces.
     """
     if isinstance(words, Message):
-        values = {name: translated(x) if isinstance(x, str) else x for name, x in words.values.items()}
+        values = {name: translated(x) if isinstance(x, Message) else x for name, x in words.values.items()}
         return translated(words.words, **values)
     text = words if _current.get() == "en" else chinese().get(one_line(words), words)
     return text.format(**values) if values else text
@@ -103,7 +104,7 @@ def one_line(words: str) -> str:
 
 def joined(parts: Iterable[str]) -> str:
     """Join messages by semicolons into one; empty parts are left out."""
-    first, *others = [part for part in parts if part] or [""]
+    first, *others = [part if isinstance(part, Message) else Message(part) for part in parts if part] or [""]
     return Message("{first}; {others}", first=first, others=joined(others)) if others else first
 
 

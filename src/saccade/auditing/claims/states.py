@@ -17,6 +17,7 @@ from saccade.auditing.probe_sets import bisect
 from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import FACTOR, row_differences
 from saccade.auditing.runner import Unanswered
+from saccade.support.language import Message, joined
 
 _ROUNDING = 64  # in units of eps; a smaller change may be rounding, so gradients decide
 
@@ -44,11 +45,15 @@ def _packed(measured: ModelMeasurements) -> ClaimResult:
     leaks = _by_changes(layered, documents) | _by_gradients(layered, documents)
     first = next((leaks[name] for name in layered.mixed if name in leaks), None)
     others = "; ".join(grouped(dict.fromkeys((name for name in layered.mixed if name in leaks), "across documents")))
-    return result("states", first, "; ".join(part for part in (separators, others) if part))
+    return result("states", first, joined((separators, others)))
 
 
 def _in_documents(measured: ModelMeasurements) -> tuple[ModelUnderTest, Tensor, str]:
-    """Return the model on packed documents, each token's document index, and a description of the packed documents."""
+    """Return the model on packed documents, each token's document index, and a description of the packing.
+
+    The description has the lengths of the documents and the arguments that separate them. It is empty if the audited
+    input is already packed.
+    """
     documents = measured.documents
     if bool((documents[:, 1:] != documents[:, :-1]).any()):
         return measured.subject, documents, ""
@@ -56,7 +61,8 @@ def _in_documents(measured: ModelMeasurements) -> tuple[ModelUnderTest, Tensor, 
     inputs, separators = runner.packed_inputs(ids, lengths)
     subject = ModelUnderTest(measured.model, inputs, measured.outputs, measured.subject.group)
     label = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
-    return subject, label, f"documents of {', '.join(map(str, lengths))} tokens, separated by {separators}"
+    words = "documents of {lengths} tokens, separated by {names}"
+    return subject, label, Message(words, lengths=", ".join(map(str, lengths)), names=separators)
 
 
 def _by_gradients(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample]:

@@ -88,7 +88,7 @@ def reads(dtype: torch.dtype) -> bool:
 
 
 def read_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that the compiled kernel reads for inputs of ``dtype``: float32 unless it multiplies theirs."""
+    """Return the dtype that the compiled kernel reads: ``dtype`` if it multiplies this dtype, and float32 if not."""
     return dtype if reads(dtype) else torch.float32
 
 
@@ -105,11 +105,11 @@ _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs betwee
 class Native(KernelWithBackward):
     """Exact attention in compiled code, which processes a few rows at a time with all of their visible keys.
 
-    Half-precision inputs are computed in float32 on processors that cannot multiply their dtype.
+    It computes float16 in float32, and bfloat16 too on processors that cannot multiply it.
 
     Cost: time grows with the number of allowed pairs, even with dropout, softcaps and biases. Beyond inputs and
     outputs, memory is needed for packed keys and values for each thread, and for float32 copies of half-precision
-    inputs that the processor cannot multiply.
+    inputs that it converts.
     """
 
     name = "native"
@@ -119,22 +119,25 @@ class Native(KernelWithBackward):
         """Return why the compiled kernel cannot run these inputs, or why `fused` is faster.
 
         With few keys, other kernels start faster. For a strided mask, the compiled kernel reads all keys and a bit per
-        pair, whereas `fused` gathers only the keys that the stride selects.
+        pair, whereas `fused` gathers only the keys that the stride selects. Half-precision inputs that must be
+        converted are left to other kernels if torch multiplies their dtype fast, or if few queries share a key and no
+        gradients are needed.
         """
         if request.impl == "auto":
             if not is_on():
                 return _missing() if abilities() is None else _OFF
-            batch, heads, q_len, kv_len = inputs.shape
-            dtype = inputs.query.dtype
-            read = read_dtype(dtype) if dtype in _FEW_ROWS else torch.float32
+            (batch, heads, q_len, kv_len), dtype = inputs.shape, inputs.query.dtype
+            read = dtype if dtype is torch.float32 else read_dtype(dtype)  # each call counts
             pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS[read]
-            if kv_len < _FEW_KEYS:
+            if dtype is torch.float64:
+                pass  # refused below
+            elif kv_len < _FEW_KEYS:
                 return _verdict_of_few_keys(kv_len)
-            if pairs < enough:
+            elif pairs < enough:
                 return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
-            if request.dropout_p == 0.0 and _should_gather(inputs, read):
+            elif request.dropout_p == 0.0 and _should_gather(inputs, read):
                 return _STEPS
-            if read is not dtype and (reason := _reason_against_conversion(inputs)):
+            elif read is not dtype and (reason := _reason_against_conversion(inputs)):
                 return Verdict((), (reason,))
         return _missing() if abilities() is None else _verdict_of_inputs(inputs)
 
@@ -143,7 +146,7 @@ class Native(KernelWithBackward):
         return cost_of(inputs, value_dim, dropout_p, read_dtype(inputs.query.dtype))
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the compiled kernel's backward pass: partial sums over keys, and their total."""
+        """Return the peak bytes of the compiled kernel's backward pass: gradients, partial sums and copies."""
         return bytes_of_backward(inputs, value_dim, read_dtype(inputs.query.dtype))
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -152,7 +155,7 @@ class Native(KernelWithBackward):
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Run the compiled kernel and return its output and lse."""
-        dtype = value.dtype if value.dtype is torch.float32 else read_dtype(value.dtype)
+        dtype = value.dtype if value.dtype is torch.float32 else read_dtype(value.dtype)  # each call counts
         call = Call.of(inputs, value, dropped, dtype)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
@@ -225,8 +228,6 @@ def _verdict_of_few_keys(count: int) -> Verdict:
 def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
     """Return why another kernel is faster than converting half-precision inputs to float32; None if it is not."""
     (_, heads, q_len, _), dtype = inputs.shape, inputs.query.dtype
-    if dtype is torch.float64:  # it cannot run at all
-        return None
     if not aten_flash.multiplies_slowly(dtype):
         return f"torch multiplies {str(dtype).removeprefix('torch.')} on this processor, and it would need float32"
     rows, few = q_len * heads // inputs.key.shape[1], _FEW_ROWS[dtype] if inputs.bias is None else _FEW_BIASED_ROWS

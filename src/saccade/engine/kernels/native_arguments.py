@@ -255,7 +255,7 @@ class Call(NamedTuple):
 
 
 def prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor as the compiled kernel requires: its dtype, padded width, stride 1 and aligned rows."""
+    """Return a tensor as the compiled kernel reads it: in ``dtype``, with padded width, stride 1 and aligned rows."""
     return x if _is_ready(x, dtype) else _copied(x, dtype)
 
 

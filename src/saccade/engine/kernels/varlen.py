@@ -1,4 +1,4 @@
-"""Varlen: run packed sequences, with or without a window, on torch's ``varlen_attn`` (flash attention on GPUs)."""
+"""Varlen: packed sequences with windows on torch's ``varlen_attn`` (flash attention on GPUs, without compiling)."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class TokenOrder:
         """Number of batch items in the position table."""
         return len(self._begins) - 1
 
-    def domain(self, item: Ints) -> KeyDomain:
+    def key_domain(self, item: Ints) -> KeyDomain:
         """Return the position domain of each item, from the first token to the last token."""
         low, high = self._begins[item], self._begins[item + 1]
         return KeyDomain(*self._ends(low, high, 1))
@@ -111,7 +111,7 @@ class TokenOrder:
 
     def span(self, item: int) -> range:
         """Return the range of positions from the first token of an item to the last token."""
-        first, stop = self.domain(np.asarray([item]))
+        first, stop = self.key_domain(np.asarray([item]))
         return range(int(first[0]), int(stop[0]))
 
     def edges(self, item: int, cuts: Ints) -> Ints:

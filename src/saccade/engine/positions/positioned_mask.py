@@ -170,8 +170,8 @@ class PositionedMask(Mask):
             return self._bounds(groups, keys)
         # any_row: the keys that any item needs; all_rows: the keys that all items see.
         count, items = len(groups.first), self._items
-        first, last, *domain = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
-        each = KeyDomain(*domain)
+        first, last, *edges = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
+        each = KeyDomain(*edges)
         bounds = self._bounds(Groups(np.tile(np.arange(items), count), first, last), each)
         if (groups.rows <= _FEW_ROWS).all():
             return _one_range(bounds, items, keys)
@@ -216,7 +216,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """Position indices of queries and keys; None if positions decrease or cannot be read, or are too few."""
+        """Token orders of queries and of keys; None if positions decrease, cannot be read, or are too few to plan."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)
@@ -235,7 +235,7 @@ class PositionedMask(Mask):
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))
         rows = q.among(q_item, groups.first, groups.last)
         batch = np.full_like(groups.batch, ALL) if self.mask.shape[0] == 1 else groups.batch
-        inner = self.mask.bounds(Groups(batch, rows.first, rows.last), kv.domain(kv_item))
+        inner = self.mask.bounds(Groups(batch, rows.first, rows.last), kv.key_domain(kv_item))
         columns = kv.columns(kv_item, inner.any_row, keys)
         nothing = Spans.nothing(keys)
         any_row = columns.any_row.where(rows.some, nothing)

@@ -11,7 +11,8 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.masks.grid.row_order import in_order, wanted_order
 
-# Cost of a pair in square tiles, relative to other tiles (fewer rows, gathered keys); cost of a tile, in pairs.
+# Cost of a pair in square tiles, which have fewer rows and gathered keys, relative to a pair in other tiles;
+# cost of a tile, in pairs.
 _PAIR, _TILE = 2.0, 30_000
 FEWEST = 128  # with fewer rows a permutation gains nothing
 

@@ -216,7 +216,7 @@ def _checked_rule(rule: Mask | None) -> Mask | None:
 
 
 def _of_tokens(is_token: Tensor) -> Mask:
-    """Convert ``is_token``, bool ``[batch, kv_len]``, to a mask that hides all other keys."""
+    """Convert ``is_token``, bool ``[batch, kv_len]``, to a padding mask: keys that are not tokens are hidden."""
     kv_len = is_token.shape[1]
     lengths = is_token.sum(1)
     index = torch.arange(kv_len, device=is_token.device)
