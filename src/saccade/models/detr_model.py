@@ -33,7 +33,7 @@ class _Features(NamedTuple):
     """The inputs of the detector's encoder: a feature map as tokens, position vectors and a mask that hides padding."""
 
     tokens: Tensor
-    position: Tensor
+    encoding: Tensor
     mask: Tensor | None
 
 
@@ -170,11 +170,11 @@ class SetDecoder(Pretrained):
     @torch.no_grad()
     def matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
         """Return a lazy matrix for each encoder layer, ``[batch, num_heads, cells, cells]``, without gradients."""
-        x, position, mask = self._features(images, valid)
+        x, encoding, mask = self._features(images, valid)
         matrices = []
         for layer in self.encoder:
-            matrices.append(cast(_SpatialLayer, layer).matrix(x, position=position, mask=mask))
-            x = layer(x, position, mask=mask)
+            matrices.append(cast(_SpatialLayer, layer).matrix(x, encoding=encoding, mask=mask))
+            x = layer(x, encoding, mask=mask)
         return matrices
 
     @torch.no_grad()
@@ -189,7 +189,7 @@ class SetDecoder(Pretrained):
         query = self.query.weight
         options = {"context_mask": encoded.mask}
         return [
-            cast(_SpatialLayer, layer).cross_matrix(x, query, encoded.tokens, encoded.position, **options)
+            cast(_SpatialLayer, layer).cross_matrix(x, query, encoded.tokens, encoded.encoding, **options)
             for layer, x in layers
         ]
 
@@ -215,17 +215,17 @@ class SetDecoder(Pretrained):
 
     def _encode(self, images: Tensor, valid: Tensor | None) -> _Features:
         """Run the detector's encoder on images."""
-        x, position, mask = self._features(images, valid)
+        x, encoding, mask = self._features(images, valid)
         for layer in self.encoder:
-            x = layer(x, position, mask=mask)
-        return _Features(x if self.encoder_norm is None else self.encoder_norm(x), position, mask)
+            x = layer(x, encoding, mask=mask)
+        return _Features(x if self.encoder_norm is None else self.encoder_norm(x), encoding, mask)
 
     def _states(self, encoded: _Features) -> list[Tensor]:
         """Return the input of each decoder layer, followed by the output of the last layer before `decoder_norm`."""
         query = self.query.weight.to(encoded.tokens.dtype)
         states = [torch.zeros_like(query).expand(len(encoded.tokens), -1, -1)]
         for layer in self.decoder:
-            states.append(layer(states[-1], query, encoded.tokens, encoded.position, context_mask=encoded.mask))
+            states.append(layer(states[-1], query, encoded.tokens, encoded.encoding, context_mask=encoded.mask))
         return states
 
     def _detections(self, hidden: Tensor) -> Detections:
@@ -266,9 +266,9 @@ class _SpatialLayer(ResidualLayer):
     def forward(
         self,
         x: Tensor,
-        position: Tensor,
+        encoding: Tensor,
         context: Tensor | None = None,
-        context_position: Tensor | None = None,
+        context_encoding: Tensor | None = None,
         *,
         context_mask: object = None,
         mask: object = None,
@@ -277,25 +277,25 @@ class _SpatialLayer(ResidualLayer):
 
         Args:
             x: ``[batch, len, embed_dim]``.
-            position: position vectors of the tokens in ``x``, for each batch item or shared by all.
-            context, context_position: the tokens for the cross-attention and their position vectors.
+            encoding: position vectors of the tokens in ``x``, for each batch item or shared by all.
+            context, context_encoding: the tokens for the cross-attention and their position vectors.
             context_mask, mask: which tokens of the context, and of ``x``, each token may attend to.
 
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        x = self._add(x, lambda x: self.attention(keys := x + position, keys, x, mask=mask), self.attention_norm)
+        x = self._add(x, lambda x: self.attention(keys := x + encoding, keys, x, mask=mask), self.attention_norm)
         cross, norm = self.cross_attention, self.cross_attention_norm
-        if cross is not None and norm is not None and context is not None and context_position is not None:
-            keys = context + context_position
-            x = self._add(x, lambda x: cross(x + position, keys, context, mask=context_mask), norm)
+        if cross is not None and norm is not None and context is not None and context_encoding is not None:
+            keys = context + context_encoding
+            x = self._add(x, lambda x: cross(x + encoding, keys, context, mask=context_mask), norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 
     def matrix(
         self,
         x: Tensor,
         *,
-        position: Tensor | None = None,
+        encoding: Tensor | None = None,
         mask: object = None,
         positions: GivenPositions = None,
         rotary_positions: GivenPositions = None,
@@ -303,19 +303,19 @@ class _SpatialLayer(ResidualLayer):
     ) -> Matrix:
         """Return the layer's lazy self-attention matrix, ``[batch, num_heads, len, len]``."""
         tokens = self.attention_norm(x) if self.norm_first else x
-        tokens = tokens if position is None else tokens + position
+        tokens = tokens if encoding is None else tokens + encoding
         turns = rotary_positions
         return self.attention.matrix(tokens, mask=mask, positions=positions, rotary_positions=turns, bias=bias)
 
     def cross_matrix(
-        self, x: Tensor, position: Tensor, context: Tensor, context_position: Tensor, *, context_mask: object = None
+        self, x: Tensor, encoding: Tensor, context: Tensor, context_encoding: Tensor, *, context_mask: object = None
     ) -> Matrix:
         """Return the layer's lazy cross-attention matrix, ``[batch, num_heads, len, context_len]``."""
         cross, norm = self.cross_attention, self.cross_attention_norm
         assert cross is not None and norm is not None  # noqa: PT018  SetDecoder calls it on decoder layers only
-        x = self._add(x, lambda x: self.attention(keys := x + position, keys, x), self.attention_norm)
+        x = self._add(x, lambda x: self.attention(keys := x + encoding, keys, x), self.attention_norm)
         tokens = norm(x) if self.norm_first else x
-        return cross.matrix(tokens + position, context + context_position, mask=context_mask)
+        return cross.matrix(tokens + encoding, context + context_encoding, mask=context_mask)
 
 
 def _check_backbone(backbone: nn.Module | None) -> nn.Module | None:

@@ -98,9 +98,9 @@ def mean_cross_entropy(
     wanted = targets.flatten().split(size)
 
     def total(x: Tensor, wanted: Tensor) -> Tensor:
-        chunk = logits(x)
-        chunk = chunk.float() if chunk.dtype in (torch.float16, torch.bfloat16) else chunk
-        return F.cross_entropy(chunk, wanted, ignore_index=IGNORED, reduction="sum")
+        scores = logits(x)
+        scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        return F.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction="sum")
 
     # Checkpointing saves nothing without gradients or with a single chunk, and torch.func does not support it.
     needs_no_checkpoint = len(rows) == 1 or not torch.is_grad_enabled() or is_transformed()

@@ -89,7 +89,7 @@ def _rounded(x: Tensor, bits: int) -> Tensor:
 
 
 def _first_of_ties(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention, but mask all except the first of the tied largest scores in a row."""
+    """Compute attention, but mask each score that equals the largest of its row, except the first of them."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.mT).masked_fill(~mask, -torch.inf)
     largest = (scores == scores.amax(-1, keepdim=True)) & mask

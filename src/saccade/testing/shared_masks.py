@@ -20,39 +20,39 @@ MIXED: MaskAndRule = (Predicate(_is_mixed), _is_mixed)  # depends on item, head,
 
 
 def window(left: int, right: int) -> MaskAndRule:
-    """Return a window mask for test cases, and the same rule as a plain function of indices."""
+    """Return a window mask for test cases, and the same rule as a plain function of ints."""
     return Window(left, right), lambda b, h, q, kv: q - left <= kv <= q + right
 
 
 def streaming(left: int, *tokens: int) -> MaskAndRule:
-    """Return a causal window mask with global tokens, and the same rule as a plain function of indices."""
+    """Return a causal window mask with global tokens, and the same rule as a plain function of ints."""
     mask = Causal() & (Window(left, 0) | Global(tokens))
     return mask, lambda b, h, q, kv: kv <= q and (kv >= q - left or q in tokens or kv in tokens)
 
 
 def strided(step: int) -> MaskAndRule:
-    """Return a strided mask for test cases, and the same rule as a plain function of indices."""
+    """Return a strided mask for test cases, and the same rule as a plain function of ints."""
     return Strided(step), lambda b, h, q, kv: q % step == kv % step
 
 
 def sparse(step: int) -> MaskAndRule:
-    """Return the mask of the Sparse Transformer, and the same rule as a plain function of indices."""
+    """Return the mask of the Sparse Transformer, and the same rule as a plain function of ints."""
     return sparse_transformer(step), lambda b, h, q, kv: kv <= q and (kv >= q - step or q % step == kv % step)
 
 
 def padding(*lengths: int) -> MaskAndRule:
-    """Return a mask for padding after the tokens of each item, and the same rule as a plain function of indices."""
+    """Return a mask for padding after the tokens of each item, and the same rule as a plain function of ints."""
     return Padding(lengths), lambda b, h, q, kv: kv < lengths[b]
 
 
 def left_padding(padded_len: int, *lengths: int) -> MaskAndRule:
-    """Return a causal mask for padding on the left of each item, and the same rule as a plain function of indices."""
+    """Return a causal mask for padding on the left of each item, and the same rule as a plain function of ints."""
     mask = Padding(lengths, side="left", padded_len=padded_len) & Causal()
     return mask, lambda b, h, q, kv: padded_len - lengths[b] <= kv <= q
 
 
 def documents(*lengths: int) -> MaskAndRule:
-    """Return a mask that separates documents of given lengths, and the same rule as a plain function of indices."""
+    """Return a mask that separates documents of given lengths, and the same rule as a plain function of ints."""
     document = document_of(*lengths)
     return Documents(lengths), lambda b, h, q, kv: document[q] == document[kv]
 

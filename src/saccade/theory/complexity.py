@@ -136,7 +136,7 @@ def operations_of_a_mask(mask: Mask, length: int) -> int:
 
 
 def operations_of_the_best(keys: int, length: int) -> int:
-    """Count the operations of attention of width 64 to the highest-scoring keys, for which all scores are computed."""
+    """Count the operations of attention of width 64 to the ``keys`` best keys, including the scores of all keys."""
     x, selected = _on_meta(length), _on_meta(length, keys)
     return flops(lambda: (x @ x.mT, selected @ x[:, :, :keys]))
 

@@ -56,14 +56,15 @@ class Measurement:
         return excess <= self.tolerance
 
     def __str__(self) -> str:
+        seen = round(self.seen, 9) + 0.0 if self.agrees and abs(self.seen) < 1e-9 else self.seen  # rounding is noise
+        values = {"what": self.what, "seen": seen, "expected": self.expected, "why": translated(self.why)}
         words = {
             "=": "{what}: seen {seen:.4g}, expected {expected:.4g} ({why})",
             "<=": "{what}: seen {seen:.4g}, at most {expected:.4g} ({why})",
             ">=": "{what}: seen {seen:.4g}, at least {expected:.4g} ({why})",
             "!=": "{what}: seen {seen:.4g}, claimed {expected:.4g} ({why})",
         }[self.relation]
-        seen = round(self.seen, 9) + 0.0 if self.agrees and abs(self.seen) < 1e-9 else self.seen  # rounding is noise
-        return translated(words, what=self.what, seen=seen, expected=self.expected, why=translated(self.why))
+        return translated(words, **values)
 
     __repr__ = __str__
 
@@ -80,7 +81,7 @@ def equal(what: str, seen: float, expected: float, tolerance: float = 1e-12, why
         float(expected),
         float(seen),
         tolerance,
-        Message("± {tolerance:.2g}, {why}", tolerance=tolerance, why=why),
+        Message("± {tolerance:.2g}, {why}", tolerance=tolerance, why=Message(why)),
     )
 
 

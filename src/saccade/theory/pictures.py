@@ -156,7 +156,7 @@ def inference() -> Figure:
 
 
 def relatives() -> Figure:
-    """Draw a Kalman filter, whose update need not be an average of prediction and observation as attention is."""
+    """Draw the figure on relatives: a Kalman update, which need not average prediction and observation."""
     prior_cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
     noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
     prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)

@@ -70,11 +70,11 @@ def a_causal_mask_tells_positions(
 
 
 Scores = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A function that returns the products of queries with keys at the given distances, ``[queries, distances]``."""
+"""A function that returns the products of queries with keys at distances before them, ``[queries, distances]``."""
 
 
 def rotary_products(query: Tensor, key: Tensor, distances: Tensor) -> Tensor:
-    """Return the products of rotated queries with rotated keys at the given distances, ``[queries, distances]``."""
+    """Return products of rotated queries with rotated keys at given distances before them, ``[queries, distances]``."""
     rotary, last = Rotary(query.shape[-1]), int(distances.max())
     query = rotary(query[None, :, None], torch.tensor([last]))  # [1, queries, 1, d]
     key = rotary(key[None, :, None].expand(-1, -1, len(distances), -1), last - distances)

@@ -39,7 +39,7 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether the claim was measured and all measurements agree with its verdict."""
+        """Whether the claim was measured without an error, and all measurements agree with its verdict."""
         has_result = bool(self.measurements) and not self.error
         return has_result and all(measurement.agrees for measurement in self.measurements)
 

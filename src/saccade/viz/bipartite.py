@@ -70,9 +70,9 @@ def bipartite(
     # Centre the shorter column.
     left, right = ((np.arange(count) + (height - count) / 2 + 0.5) for count in matrix.shape)
     _draw_lines(canvas.axes, matrix, least, left, right)
-    for labels, heights, x, side in ((y_labels, left, -0.03, "right"), (x_labels, right, 1.03, "left")):
+    for labels, ys, x, side in ((y_labels, left, -0.03, "right"), (x_labels, right, 1.03, "left")):
         shown, families = drawable_labels(labels)
-        for label, y in zip(shown, heights, strict=True):
+        for label, y in zip(shown, ys, strict=True):
             canvas.axes.text(x, y, label, size=_SIZE, ha=side, va="center", family=families, **PLAIN)
     for name, x, side in ((y_name, -0.03, "right"), (x_name, 1.03, "left")):
         canvas.write(x, -0.6, name, size=_SIZE, ha=side, va="center", style="italic")

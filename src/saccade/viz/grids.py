@@ -82,11 +82,11 @@ def head_grid(
         for end, y, side in zip(end_labels[name], (top + height, top), ("bottom", "top"), strict=True):
             canvas.axes.text(bar + _BAR + 5, y, end, size=7.5, va=side, color=INK)
         canvas.write(left, top - 8, name, size=9, va="bottom")
-        _label_cells(canvas, (layers, heads), cell, top, left)
+        _label_axes(canvas, (layers, heads), cell, top, left)
     return canvas.show_pixels(sheet, title)
 
 
-def _label_cells(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: int) -> None:
+def _label_axes(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: int) -> None:
     """Write layer numbers to the left of a head grid and head numbers below it, skipping some if there are many."""
     layers, heads = shape
     for layer in range(0, layers, _label_interval(layers, 1)):

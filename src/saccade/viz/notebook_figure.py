@@ -6,7 +6,7 @@ from matplotlib import figure
 
 
 class Figure(figure.Figure):
-    """A matplotlib figure outside pyplot that Jupyter displays as the result of a cell."""
+    """A matplotlib figure that pyplot does not manage, and that Jupyter displays as the result of a cell."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()

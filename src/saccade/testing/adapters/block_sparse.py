@@ -73,7 +73,7 @@ def run(
 
 
 def blocks_of_mask(mask: Tensor, size: int) -> Tensor | None:
-    """Convert a mask to a bool tensor of blocks, ``[batch, heads, query blocks, key blocks]``.
+    """Return which blocks a mask allows, bool ``[batch, heads, query blocks, key blocks]``.
 
     Return None if the mask allows only part of a block.
     """

@@ -80,7 +80,7 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Permute the inputs to the kernel's order of axes, and the output to ``[batch, heads, q_len, value_dim]``."""
+    """Call the kernel in its order of axes, and permute the output to ``[batch, heads, q_len, value_dim]``."""
     if "b" not in order:  # one call for each batch item
         outs = []
         for b in range(len(query)):

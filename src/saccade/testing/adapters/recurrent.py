@@ -26,7 +26,7 @@ def recurrent(
     names: Mapping[str, str] | None = None,
     offers: tuple[str, ...] = (),
 ) -> Form:
-    r"""Adapt a recurrent kernel, which is compared with the recurrence computed token by token in float64.
+    r"""Adapt a recurrent kernel, so that it is compared with the recurrence computed token by token in float64.
 
     The call is ``kernel(q, k, v, beta=, g=, initial_state=, output_final_state=)`` with tensors ``[batch, len, heads,
     dim]``, as in flash-linear-attention, and with the arguments that the rule needs:

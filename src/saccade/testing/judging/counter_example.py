@@ -21,7 +21,7 @@ from saccade.testing.report import Result
 from saccade.testing.tolerances import tolerance
 
 MARK = "Written by saccade judge"
-"""The text in a script's header that identifies it as generated to later runs."""
+"""The text in a script's header by which a later run recognises a generated script."""
 _SHRINKING = (5.0, 30.0)  # maximum seconds for one broken law, and for all
 _LARGE = 1 << 20  # pairs
 _FIXED = ("sizes", "gradients_at_sizes")  # laws at fixed sizes, to replace laws that draw sizes
@@ -121,7 +121,7 @@ def _has_empty_rows(case: Case) -> bool:
 
 
 def _with_keys(case: Case) -> Iterator[Case]:
-    """If some query of the case sees no key, yield variants with as many queries as keys, so that each sees one."""
+    """If some query of the case sees no key, yield variants with as many queries as keys, which may fill empty rows."""
     if _has_empty_rows(case) and case.bias is None and not case.explicit_positions:
         for length in sorted({max(1, case.q_len), max(1, case.kv_len)}):
             candidate = dataclasses.replace(case, q_len=length, kv_len=length)

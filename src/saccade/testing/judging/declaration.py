@@ -144,7 +144,7 @@ class Declaration:
 
 
 def read_claims(text: str | None, more: Sequence[str] = ()) -> Declaration:
-    """Read a declaration from a TOML file or ``file.py::NAME``, and override claims with the lines ``KEY=VALUE``.
+    """Read a declaration from a TOML file or ``file.py::NAME``, and override claims with lines ``KEY=VALUE`` in TOML.
 
     Raises:
         ValueError: a file, a field or a value is invalid.

@@ -20,7 +20,7 @@ LawVerdict = Literal["kept", "broken", "expected", "unexpectedly kept", "not tri
 
 @dataclasses.dataclass(frozen=True)
 class CounterExample:
-    """The smallest detected input that breaks a law.
+    """The smallest input that the search found to break a law.
 
     Attributes:
         law: the name of the law.

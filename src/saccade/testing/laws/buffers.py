@@ -31,8 +31,8 @@ def layouts(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """
     problem = case.problem(dtype, subject.device)
     want = problem.truth()[0]
-    for how, embed in _BUFFERS.items():
-        larger, parts = zip(*(embed(getattr(problem, name)) for name in _NAMES), strict=True)
+    for how, copy_into in _BUFFERS.items():
+        larger, parts = zip(*(copy_into(getattr(problem, name)) for name in _NAMES), strict=True)
         before = [x.isnan().sum() for x in larger]
         out = subject.output(problem.but(**dict(zip(_NAMES, parts, strict=True))))
         near(f"the output for {how}", out, want, dtype)

@@ -22,7 +22,8 @@ export function levelOf(weight, top, signed) {
   return signed ? 128 + (weight < 0 ? -level : level) : 1 + level;
 }
 
-/** Return a map with the columns of sinks replaced by columns pooled without them; without sinks, the map itself. */
+/** Return a map with the columns of sinks pooled without the sinks, or hidden if each column is one key; without
+    sinks, the map itself. */
 export function withoutSinks(map, sinks, keys) {
   if (!sinks.length) return map;
   const levels = map.levels.slice(), isExact = map.columns >= keys;

@@ -103,7 +103,7 @@ export class Page {
     if (has(["side", "layer", "language", "find"])) this.showFound();
     if (has(OF_MAP)) await this.read();
     else if (has(["scale", "theme", "language"])) this.mapView.draw();
-    this.drawMeasures();
+    this.describeHead();
     this.light();
     if (!parts.help.hidden) drawHelp(this, parts.help);
   }
@@ -136,7 +136,8 @@ export class Page {
     return { map: close?.map ? withoutSinks(close.map, left, described.keys) : plain, small, close, plain };
   }
 
-  drawMeasures() {
+  /** Show the name and the measures of the selected head. */
+  describeHead() {
     const { parts, layer, language } = this, { now } = this.state;
     parts.name.textContent = this.headName();
     const columns = this.sides.map((side) => [this.sides.length > 1 ? side.name : say(language, "head"), side.layers[now.layer]?.values]);
