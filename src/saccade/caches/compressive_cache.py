@@ -23,7 +23,7 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output, the memory, which of its heads contain NaN or inf, and which tokens to store."""
+        """Return the output, the updated memory, which of its heads contain NaN or inf, and which tokens to store."""
         ...
 
 

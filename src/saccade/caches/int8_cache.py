@@ -74,7 +74,7 @@ class Int8Cache(RoundedCache):
     r"""A cache of all keys and values that needs about a quarter of the memory of float32, or half that of bfloat16.
 
     A finished block is rounded once. In each channel, there are 255 evenly spaced levels from the smallest to the
-    largest value of that channel in the block, so the error of an element is at most half a step,
+    largest element of that channel in the block, so the error of an element is at most half a step,
 
     .. math:: |\hat x - x| \le \frac{\max_{\text{block, channel}} x - \min_{\text{block, channel}} x}{508}
 

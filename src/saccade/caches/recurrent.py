@@ -144,7 +144,7 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _source_in(contents)
-        # A denominator is an extra column. With substeps, a value contains those of all substeps side by side.
+        # A denominator, if there is one, is an extra column. A value may hold those of all substeps side by side.
         width, value_dim = state["state"].shape[3], contents.count("value_dim")
         if width != value_dim + 1 and (not width or value_dim % width):
             raise contents.misfit("value_dim")

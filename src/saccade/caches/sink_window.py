@@ -160,9 +160,9 @@ class SinkWindowCache(RingCache):
         super()._check_restored(contents, state)
 
 
-def _merge_softmaxes(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
+def _merge_softmaxes(outs: list[Tensor], lses: list[Tensor]) -> Tensor:
     """Merge the outputs of softmaxes over disjoint sets of keys (sinks and window) into one output."""
-    log = torch.stack(logs)
-    total = log.logsumexp(0)
-    shares = (log - total).nan_to_num(nan=0.0).exp() * ~total.isinf()
+    lse = torch.stack(lses)
+    total = lse.logsumexp(0)
+    shares = (lse - total).nan_to_num(nan=0.0).exp() * ~total.isinf()
     return (shares[..., None] * torch.stack(outs)).sum(0).to(outs[0].dtype)

@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 from saccade.support.columns import display_width, left_aligned, right_aligned
-from saccade.support.language import translated
+from saccade.support.language import Message, joined, translated
 
 CLOSE, ROUGH = 0.01, 0.1
 """Largest median relative errors that are called "close" to exact attention, and "rough"."""
@@ -48,14 +48,14 @@ class Compared(NamedTuple):
     def verdict(self) -> str:
         """The median error in words: "close" up to 1 %, "rough" up to 10 %, and "too far off" above that."""
         if self.reasons:
-            return "refused: " + "; ".join(self.reasons)
+            return Message("refused: {reasons}", reasons=joined(self.reasons))
         if math.isnan(self.error_median):
-            return "nothing to compare: exact attention is 0 everywhere, or something is not finite"
+            return Message("nothing to compare: exact attention is 0 everywhere, or something is not finite")
         if self.error_median <= CLOSE:
-            return "close to exact attention"
+            return Message("close to exact attention")
         if self.error_median <= ROUGH:
-            return "rough: expect different model outputs, unless the model is trained with it"
-        return "too far off to replace exact attention on these tensors"
+            return Message("rough: expect different model outputs, unless the model is trained with it")
+        return Message("too far off to replace exact attention on these tensors")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -119,10 +119,7 @@ class Comparison:
 
 
 def _verdict(row: Compared) -> str:
-    verdict = translated(row.verdict)
-    if row.reasons:
-        verdict = translated("refused: ") + "; ".join(map(translated, row.reasons))
-    return translated("{name}: {verdict}", name=row.name, verdict=verdict)
+    return translated("{name}: {verdict}", name=row.name, verdict=translated(row.verdict))
 
 
 def _number(x: float) -> str:

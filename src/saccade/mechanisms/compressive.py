@@ -17,6 +17,7 @@ from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.segments import EarlierSegments, SegmentLayout
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
+from saccade.support.language import Message
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_choice, check_int, check_number, check_type
 
@@ -113,13 +114,15 @@ class CompressiveMemory(Approximate):
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         parts = parts_of(mask)
+        neither = "{mask} is neither Causal nor Padding: a memory stores whole segments of one text"
         reasons = [
-            f"{type(part).__name__} is neither Causal nor Padding: a memory stores whole segments of one text"
+            Message(neither, mask=type(part).__name__)
             for part in parts
             if not (isinstance(part, Causal | Full) or part.hides_keys_only)
         ]
         if not any(isinstance(part, Causal) for part in parts) and not reasons:
-            reasons.append(f"{type(mask).__name__} is not causal: a segment is read after it was written")
+            words = "{mask} is not causal: a segment is read after it was written"
+            reasons.append(Message(words, mask=type(mask).__name__))
         return tuple(reasons)
 
     def new_cache(self, max_len: int | None = None) -> CompressiveCache:

@@ -18,6 +18,7 @@ from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, unsupported, value_error
+from saccade.support.language import Message
 from saccade.support.validation import check_int, check_number
 
 _LEAST = -1e4  # the logarithm of a gate of 0: its exponential is 0 in every dtype, and sums of it stay finite
@@ -69,14 +70,19 @@ class Forgetting(Approximate):
         self.impl = impl
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        name = type(mask).__name__
-        reasons = [] if mask.is_causal else [f"{name} is not causal: gates count from a key forward to the query"]
+        reasons: list[str] = []
+        if not mask.is_causal:
+            words = "{mask} is not causal: gates count from a key forward to the query"
+            reasons.append(Message(words, mask=type(mask).__name__))
         for part in parts_of(mask):
             inner = () if not isinstance(part, Documents) or part.rule is None else parts_of(part.rule)
             for rule in (part, *inner):
                 if not (isinstance(rule, Causal | Window | Documents | Full) or rule.hides_keys_only):
-                    why = "the gates of keys that a query does not see would count"
-                    reasons.append(f"{type(rule).__name__} is none of Causal, Window, Padding and Documents: {why}")
+                    words = (
+                        "{mask} is none of Causal, Window, Padding and Documents: the gates of keys that a query does "
+                        "not see would count"
+                    )
+                    reasons.append(Message(words, mask=type(rule).__name__))
         return tuple(reasons)
 
     def with_bias(self, bias: Tensor | Bias) -> Mechanism:

@@ -15,6 +15,7 @@ from saccade.mechanisms.fake_tensors import is_dry_run
 from saccade.positions.token_positions import GivenPositions
 from saccade.scorers.scorer import ScoreRows, exact_dtype
 from saccade.support.errors import hidden_by_vmap, unsupported, value_error
+from saccade.support.language import Message
 from saccade.support.torch_modes import is_mapped, is_tracing, without_autocast
 from saccade.support.validation import ShapeSpec, check_int, check_number
 
@@ -94,13 +95,15 @@ class NativeSparse(Approximate):
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         parts = parts_of(mask)
+        neither = "{mask} is neither Causal nor padding on the right: blocks are counted from position 0"
         reasons = [
-            f"{type(part).__name__} is neither Causal nor padding on the right: blocks are counted from position 0"
+            Message(neither, mask=type(part).__name__)
             for part in parts
             if not (isinstance(part, Causal | Full) or (isinstance(part, Padding) and part.side == "right"))
         ]
         if not any(isinstance(part, Causal) for part in parts) and not reasons:
-            reasons.append(f"{type(mask).__name__} is not causal: a block is compressed after its last token")
+            words = "{mask} is not causal: a block is compressed after its last token"
+            reasons.append(Message(words, mask=type(mask).__name__))
         return tuple(reasons)
 
     def forward(

@@ -14,7 +14,7 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, value_error
 
 MIN_LOG_DECAY = -30.0
-"""The lowest log decay. What a token removes is first divided by the decay, which must not overflow."""
+"""The lowest log decay. Removals are first divided by the decay, and the quotient must stay far from overflow."""
 
 
 class RWKV7(Recurrence):
@@ -24,8 +24,8 @@ class RWKV7(Recurrence):
               \qquad o_t = s\, S_t^T q_t
 
     The query is RWKV's receptance r, κ the removal key, a the in-context learning rate and k the replacement key. The
-    terms r·k that RWKV adds to the output are not part of the matrix. Each token takes two steps of one recurrence: one
-    that removes and one that decays and writes.
+    terms r·k that RWKV adds to the output are not part of the matrix. Each token takes two substeps of one recurrence:
+    one that removes and one that decays and writes.
 
     The removal keys should have length 1, and rates should be at most 1. Otherwise, the state may grow without bound.
     Nothing is normalised here; use ``torch.nn.functional.normalize(removal, dim=-1)``.
@@ -104,7 +104,7 @@ class RWKV7(Recurrence):
         key, (batch, heads, q_len, kv_len) = inputs.key.to(inputs.wide), inputs.shape
         removal = key if removal is None else removal.to(inputs.wide)
         removed = removal if rate is None else removal * rate.to(inputs.wide)
-        if decay is not None:  # the decay of the second step also applies to what the first one removes
+        if decay is not None:  # the decay of the second substep also applies to what the first one removes
             removed = removed * (-decay.to(inputs.wide)).exp()
             decay = to_last_substep(decay, 2)
         visible = Visible.of(inputs)

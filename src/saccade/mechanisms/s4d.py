@@ -14,6 +14,7 @@ from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.sequence_order import Order
 from saccade.mechanisms.state_spaces import Modes, StateSpaceMatrix
 from saccade.support.errors import unsupported, value_error
+from saccade.support.language import Message
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number
 
@@ -87,8 +88,8 @@ class S4D(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         if mask.is_causal:
             return why_no_sum(mask)
-        name = type(mask).__name__
-        return (*why_no_sum(mask), f"{name} is not causal: a state contains only earlier tokens")
+        words = "{mask} is not causal: a state contains only earlier tokens"
+        return (*why_no_sum(mask), Message(words, mask=type(mask).__name__))
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
         """Return an empty `saccade.caches.RecurrentCache`, which stores the state in constant memory."""

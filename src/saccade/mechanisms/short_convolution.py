@@ -15,6 +15,7 @@ from saccade.matrix.uniform_matrix import UniformMatrix
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.support.errors import value_error
+from saccade.support.language import Message
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int
 
@@ -69,7 +70,7 @@ class ShortConvolution(Approximate):
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         if mask.shape[1] > 1:
-            return ("the mask differs between heads, which are channels here",)
+            return (Message("the mask differs between heads, which are channels here"),)
         return ()
 
     def new_cache(self, max_len: int | None = None) -> SinkWindowCache:

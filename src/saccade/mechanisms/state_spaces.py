@@ -107,13 +107,16 @@ class StateSpaceMatrix(LinearTimeMatrix):
         with without_autocast(self.device):
             for run in self._runs():
                 if segment is not None and run.segment != int(segment.expand(batch)[run.items][0]):
-                    begin, earlier = torch.zeros_like(state[run.items]), bad.new_zeros(state[run.items].shape[:2])
+                    begin, was_tainted = torch.zeros_like(state[run.items]), bad.new_zeros(state[run.items].shape[:2])
                 else:
-                    begin, earlier = state[run.items], tainted[run.items]
+                    begin, was_tainted = state[run.items], tainted[run.items]
                 product, after = self._run(clean[run.items][:, :, run.tokens], begin)
                 out = _replace_run(out, run, product)
                 follows_bad = (
-                    torch.cat([earlier[..., None], bad[run.items][:, :, run.tokens]], 2).int().cummax(2).values.bool()
+                    torch.cat([was_tainted[..., None], bad[run.items][:, :, run.tokens]], 2)
+                    .int()
+                    .cummax(2)
+                    .values.bool()
                 )
                 touched = _replace_run(touched[..., None], run, follows_bad[..., 1:, None])[..., 0]
                 state, tainted = (
@@ -318,8 +321,8 @@ class Modes(NamedTuple):
 
     def _powers(self, exponents: Tensor) -> Tensor:
         """Return powers of the modes' factors, complex128 ``[powers, channels, modes]``."""
-        power = exponents.to(self.log_factor.device, torch.float64)
-        return (self.log_factor * power[:, None, None]).exp()
+        exponents = exponents.to(self.log_factor.device, torch.float64)
+        return (self.log_factor * exponents[:, None, None]).exp()
 
 
 def convolved(kernel: Tensor, x: Tensor) -> Tensor:

@@ -301,14 +301,15 @@ class MultiHeadAttention(AttentionLayer):
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
-        q_rotary = k_rotary = temperature_places = None  # skip unused calls: each costs as much as a small operation
+        # Skip unused calls: each costs as much as a small operation.
+        q_rotary_positions = k_rotary_positions = temperature_places = None
         if self.rotary is not None or self.temperature is not None or rotary_positions is not None:
             explicit = checks.checked_rotary_positions(rotary_positions, self.rotary, key is query, cache)
-            q_rotary, k_rotary, temperature_places = rotation_positions(
+            q_rotary_positions, k_rotary_positions, temperature_places = rotation_positions(
                 explicit, (q_places, kv_places), (q_len, kv_len), joined
             )
         if context_cached:
-            q = self._split_and_rotate(self.query_projection(query), q_rotary, self.query_norm)
+            q = self._split_and_rotate(self.query_projection(query), q_rotary_positions, self.query_norm)
             q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)
             return Heads(q, q, q, joined, q_places, kv_places)
         parts: Sequence[Tensor] = self.query_projection(query), self.key_projection(key), self.value_projection(value)
@@ -316,8 +317,8 @@ class MultiHeadAttention(AttentionLayer):
             checks.check_convolved(key is query and value is query, cache)
             parts = self._convolved(parts, joined, q_places, convolution_cache)
         is_plain = self.rotary is None and self.qk_norm is None
-        q = self._split(parts[0]) if is_plain else self._split_and_rotate(parts[0], q_rotary, self.query_norm)
-        k = self._split(parts[1]) if is_plain else self._split_and_rotate(parts[1], k_rotary, self.key_norm)
+        q = self._split(parts[0]) if is_plain else self._split_and_rotate(parts[0], q_rotary_positions, self.query_norm)
+        k = self._split(parts[1]) if is_plain else self._split_and_rotate(parts[1], k_rotary_positions, self.key_norm)
         q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)
         return Heads(q, k, self._split(parts[2]), joined, q_places, kv_places)
 
@@ -353,15 +354,15 @@ class MultiHeadAttention(AttentionLayer):
         if reasons:
             raise unsupported(type(self.mechanism).__name__, reasons)
         uses_positions = self.rotary is not None or self.temperature is not None
-        q_rotary, k_rotary = items.item_positions() if uses_positions else (None, None)
+        q_rotary_positions, k_rotary_positions = items.item_positions() if uses_positions else (None, None)
         projections = (self.query_projection, self.key_projection, self.value_projection)
         parts: Sequence[Tensor] = [project(x) for project, x in zip(projections, items[:3], strict=True)]
         if self.convolution is not None:
             checks.check_convolved(key is query and (value is None or value is query), None)
             parts = self._convolved(parts, joined, None, None)
-        q = self._split_and_rotate(parts[0], q_rotary, self.query_norm)
-        k = self._split_and_rotate(parts[1], k_rotary, self.key_norm)
-        q, v = with_temperature(q, self.temperature, q_rotary, None), self._split(parts[2])
+        q = self._split_and_rotate(parts[0], q_rotary_positions, self.query_norm)
+        k = self._split_and_rotate(parts[1], k_rotary_positions, self.key_norm)
+        q, v = with_temperature(q, self.temperature, q_rotary_positions, None), self._split(parts[2])
         positions = {name: Positions.of(table, name) for name, table in items.positions.items()}
         heads = Heads(q, k, v, joined, positions.get("q_positions"), positions.get("kv_positions"))
         return items.unpacked(self._product(self._matrix(heads, bias), heads, items.query))
@@ -384,7 +385,7 @@ class MultiHeadAttention(AttentionLayer):
         return self.output_projection(merged)
 
     def _split_and_rotate(self, projected: Tensor, positions: range | Tensor | None, norm: nn.Module | None) -> Tensor:
-        """Split projected queries or keys into heads, normalize them, and rotate them by their positions."""
+        """Split projected queries or keys into heads, and normalize and rotate them in the order of `QKNorm`."""
         if norm is None or self.qk_norm is None:
             heads = self._split(projected)
             return heads if self.rotary is None else self.rotary(heads, positions)

@@ -197,11 +197,11 @@ class DecoderLayer(ResidualLayer):
         """
         if cache is None:
             return None, None
-        self_type = Cache if getattr(self.attention, "convolution", None) is not None else LayerCache
-        if self.cross_attention is None and isinstance(cache, self_type):
+        self_cache_type = Cache if getattr(self.attention, "convolution", None) is not None else LayerCache
+        if self.cross_attention is None and isinstance(cache, self_cache_type):
             return cache, None
         first, second = cache if isinstance(cache, Cache) and len(cache) == 2 else (None, None)
-        if self.cross_attention is not None and isinstance(first, self_type) and isinstance(second, CrossCache):
+        if self.cross_attention is not None and isinstance(first, self_cache_type) and isinstance(second, CrossCache):
             return first, second
         kind = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
         rule = f"be {kind}, or None"

@@ -63,7 +63,7 @@ class LatentAttention(AttentionLayer):
         UnsupportedError: the form is impossible. The absorbed form requires the expansion to be a plain linear layer,
             and the expanded form requires a cache that exposes all latents.
 
-    Cost: a cache stores ``latent_dim + rotary_dim`` values per token. For the time, see `explain`.
+    Cost: a cache stores ``latent_dim + rotary_dim`` numbers per token. For the time, see `explain`.
 
     Example:
         >>> import torch

@@ -39,12 +39,12 @@ class LatentSizes(NamedTuple):
 
     @property
     def cached(self) -> int:
-        """Number of values that a latent cache stores per token."""
+        """Number of elements that a latent cache stores per token."""
         return self.latent + self.rotated
 
     @property
     def cached_expanded(self) -> int:
-        """Number of values per token in a full cache of all heads' keys and values."""
+        """Number of elements per token in a full cache of all heads' keys and values."""
         return self.heads * (self.head + self.value)
 
     @property

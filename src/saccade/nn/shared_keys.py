@@ -199,13 +199,13 @@ class SharedKeyAttention(AttentionLayer):
         joined = self._joined(mask, (batch, self.num_heads, length, key.shape[2]))
         explicit = checks.checked_rotary_positions(rotary_positions, self.rotary, True, cache)
         lengths = (length, key.shape[2])
-        rotary, _, temperature_places = rotation_positions(explicit, (places, kv_places), lengths, joined)
+        q_rotary_positions, _, temperature_places = rotation_positions(explicit, (places, kv_places), lengths, joined)
         query = self.query_projection(x)
         if self.query_norm is None or self.qk_norm is None:
             query = self._split(query)
-            query = query if self.rotary is None else self.rotary(query, rotary)
+            query = query if self.rotary is None else self.rotary(query, q_rotary_positions)
         else:
-            query = norm_and_rotate(query, self._split, self.qk_norm, self.query_norm, self.rotary, rotary)
+            query = norm_and_rotate(query, self._split, self.qk_norm, self.query_norm, self.rotary, q_rotary_positions)
         query = with_temperature(query, self.temperature, *temperature_places)
         return Heads(query, key, value, joined, places, kv_places)
 

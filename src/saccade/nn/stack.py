@@ -66,8 +66,8 @@ class EncoderStack(ArgumentHints, Layer):
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
         """Return the stack's output, ``[batch, len, embed_dim]``. For the arguments, see `EncoderLayer.forward`."""
-        for layer, rotary in zip(self.layers, rotary_arguments(self.layers, rotary_positions), strict=True):
-            x = layer(x, mask=mask, positions=positions, bias=bias, **rotary)
+        for layer, rotary_options in zip(self.layers, rotary_arguments(self.layers, rotary_positions), strict=True):
+            x = layer(x, mask=mask, positions=positions, bias=bias, **rotary_options)
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(
@@ -83,7 +83,7 @@ class EncoderStack(ArgumentHints, Layer):
         options = {"mask": mask, "positions": positions, "bias": bias}
         inputs = with_inputs(self.layers, x, rotary_positions=rotary_positions, **options)
         arguments = rotary_arguments(self.layers, rotary_positions)
-        return [layer.matrix(x, **options, **rotary) for (layer, x), rotary in zip(inputs, arguments, strict=True)]
+        return [layer.matrix(x, **options, **added) for (layer, x), added in zip(inputs, arguments, strict=True)]
 
 
 class DecoderStack(ArgumentHints, Layer):
@@ -182,7 +182,7 @@ class DecoderStack(ArgumentHints, Layer):
 def _layer_options(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
     """Return the keyword arguments that differ between the layers of a decoder stack in one call."""
     both = zip(rotary_arguments(layers, rotary_positions), shared_options(layers), strict=True)
-    return [{**rotary, **shared} for rotary, shared in both]
+    return [{**rotary_options, **shared} for rotary_options, shared in both]
 
 
 def _matrix_of(layer: DecoderLayer, x: Tensor, options: dict[str, Any]) -> Matrix:
@@ -210,9 +210,9 @@ def with_inputs(
     layers: nn.ModuleList, x: Tensor, *others: Any, rotary_positions: GivenPositions = None, **options: Any
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield each layer of a stack together with its input, beginning with the first layer and ``x``."""
-    for layer, rotary in zip(layers, rotary_arguments(layers, rotary_positions), strict=True):
+    for layer, rotary_options in zip(layers, rotary_arguments(layers, rotary_positions), strict=True):
         yield layer, x
-        x = layer(x, *others, **options, **rotary)
+        x = layer(x, *others, **options, **rotary_options)
 
 
 def _checked(layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None) -> nn.ModuleList:

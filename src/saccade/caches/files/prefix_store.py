@@ -182,7 +182,7 @@ class PrefixStore:
         return f"PrefixStore({str(self.folder)!r}, {self.max_bytes}, block_size={self.block_size})"
 
     def _chain(self, tokens: Sequence[int]) -> list[str]:
-        """Return the keys of a sequence's full blocks. Each key is a hash of the previous key and its tokens."""
+        """Return the keys of a sequence's full blocks: each is a hash of the previous key and the block's tokens."""
         given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
         if not is_list or not all(type(token) is int for token in given):

@@ -317,6 +317,6 @@ class FeatureMechanism(Approximate):
 
 
 def _zero_nonfinite(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Set non-finite queries or keys to 0. Return the result and which tokens were set to 0, or None."""
+    """Set non-finite queries or keys to 0. Return the result and which tokens were set to 0; None if there are none."""
     bad = nonfinite_tokens(x)
     return (x if bad is None else x.masked_fill(bad[..., None], 0.0)).to(dtype), bad

@@ -13,12 +13,6 @@ from saccade.mechanisms.checked_mechanism import Inputs, parts_of
 from saccade.mechanisms.fake_tensors import is_readable, marks_or_none
 from saccade.support.language import Message
 
-_NOT_CAUSAL = "{mask} inside Documents is not Causal: only a sum over keys is stored"
-_NEITHER = (
-    "{mask} is none of Causal, Padding and Documents: only a sum over keys is stored, so queries cannot choose among "
-    "keys"
-)
-
 
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
     """Return the reasons why linear attention, which sums over keys, cannot implement a mask.
@@ -30,12 +24,20 @@ def why_no_sum(mask: Mask) -> tuple[str, ...]:
     for part in parts_of(mask):
         if isinstance(part, Documents):
             reasons += [
-                Message(_NOT_CAUSAL, mask=type(rule).__name__)
+                Message(
+                    "{mask} inside Documents is not Causal: only a sum over keys is stored", mask=type(rule).__name__
+                )
                 for rule in _masks_in_documents(part)
                 if not isinstance(rule, Causal | Full)
             ]
         elif not (isinstance(part, Causal) or part.hides_keys_only):
-            reasons.append(Message(_NEITHER, mask=type(part).__name__))
+            reasons.append(
+                Message(
+                    "{mask} is none of Causal, Padding and Documents: only a sum over keys is stored, so queries "
+                    "cannot choose among keys",
+                    mask=type(part).__name__,
+                )
+            )
     return tuple(reasons)
 
 

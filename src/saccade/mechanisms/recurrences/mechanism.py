@@ -16,6 +16,7 @@ from saccade.mechanisms.features.sequence_order import Order
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, unsupported, value_error
+from saccade.support.language import Message
 from saccade.support.validation import check_number, check_type
 
 _LEAST = -1e4  # its exponential is 0 in every dtype, and sums of it stay finite
@@ -37,8 +38,8 @@ class Recurrence(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         if mask.is_causal:
             return why_no_sum(mask)
-        name = type(mask).__name__
-        return (*why_no_sum(mask), f"{name} is not causal: a token reads only what earlier tokens have written")
+        words = "{mask} is not causal: a token reads only what earlier tokens have written"
+        return (*why_no_sum(mask), Message(words, mask=type(mask).__name__))
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
         """Return an empty `saccade.caches.RecurrentCache`, which stores the recurrence's state in constant memory."""
@@ -168,7 +169,7 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``, or None."""
+    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None for none."""
     if is_surely_finite(x):
         return None
     return (~x.detach().isfinite()).any(-1) if x.shape[3] else None

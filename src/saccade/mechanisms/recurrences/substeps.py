@@ -149,7 +149,7 @@ class SubstepMatrix(LinearTimeMatrix):
 def to_last_substep(x: Tensor, steps: int) -> Tensor:
     """Expand tokens ``[batch, heads, len, width]`` to substeps.
 
-    Each token's value goes to its last substep; the others are 0.
+    Each token's entry goes to its last substep; the others are 0.
     """
     return F.pad(x[:, :, :, None], (0, 0, steps - 1, 0)).flatten(2, 3)
 
@@ -157,7 +157,7 @@ def to_last_substep(x: Tensor, steps: int) -> Tensor:
 def to_first_substep(x: Tensor, steps: int) -> Tensor:
     """Expand tokens ``[batch, heads, len, width]`` to substeps.
 
-    Each token's value goes to its first substep; the others are 0.
+    Each token's entry goes to its first substep; the others are 0.
     """
     return F.pad(x[:, :, :, None], (0, 0, 0, steps - 1)).flatten(2, 3)
 
