@@ -60,9 +60,16 @@ def test_few_keys_are_left_to_fused_alone(options):
 
 @needs_native
 @pytest.mark.usefixtures("with_native")
-@pytest.mark.parametrize("length", [8, 48, 4096])  # not "few keys" or "few pairs", which would not be the reason
-def test_reasons_are_given_if_both_kernels_refuse(length):
-    found = explained(length, dtype=torch.float64, softcap=30.0)
+@pytest.mark.parametrize("length", [8, 48, 4096])
+def test_the_dtype_is_the_reason_at_any_length(length):
+    """Not that there are few keys or few pairs, which more of them would mend."""
+    assert explained(length, dtype=torch.float64, softcap=30.0).skipped["native"] == ("it has no float64",)
+
+
+@needs_native
+@pytest.mark.usefixtures("with_native")
+def test_reasons_are_given_if_both_kernels_refuse():
+    found = explained(4096, dtype=torch.float64, softcap=30.0)
     assert found.kernel == "tiled"
     assert found.skipped["native"] == ("it has no float64",)
     assert found.skipped["fused"] == ("it has no softcap",)

@@ -105,7 +105,7 @@ def _place_single(factors: list[int], sizes: Mapping[int, int], axes: list[list[
 
 
 def split_axes(x: Tensor, axes: Sequence[Axis], sizes: Mapping[int, int], factors: Sequence[int]) -> Tensor:
-    """Split each dimension of a tensor into the factors of its axis, and permute them to the order of ``factors``."""
+    """Split each dimension, unless of size 1, into its axis's factors, and permute them to the order of ``factors``."""
     split, names = list[int](), list[int]()
     for size, axis in zip(x.shape, axes, strict=False):
         split += [1 if size == 1 else sizes[factor] for factor in axis]

@@ -272,7 +272,7 @@ class LazyTensor(Tensor):
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        args, kwargs = materialized((args, kwargs or {}))
+        args, kwargs = materialised((args, kwargs or {}))
         return func(*args, **kwargs)
 
     @classmethod
@@ -281,7 +281,7 @@ class LazyTensor(Tensor):
             if type(x) is LazyTensor:
                 with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # those of the model's own calls
                     x.pending.family.compute()
-        args, kwargs = map_nested(_detached, materialized((args, kwargs or {})))
+        args, kwargs = map_nested(_detached, materialised((args, kwargs or {})))
         return func(*args, **kwargs)
 
 
@@ -290,18 +290,18 @@ def _detached(x: Any) -> Any:
 
 
 def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace a lazy argument by an empty tensor if the function, such as ``zeros_like``, reads only its metadata."""
+    """Replace a lazy argument by a tensor without values, if the function (such as ``zeros_like``) needs none."""
     position = 0 if func in _LIKE else 1
     if len(args) <= position or type(args[position]) is not LazyTensor or args[position].pending.is_computed:
         return args
     if position == 1 and (func not in _AS or type(args[0]) is LazyTensor):
         return args
     scores = args[position].pending.scores
-    empty = torch.empty(1, dtype=scores.dtype, device=scores.left.device).expand(scores.axes.shape)
-    return (*args[:position], empty, *args[position + 1 :])
+    placeholder = torch.empty(1, dtype=scores.dtype, device=scores.left.device).expand(scores.axes.shape)
+    return (*args[:position], placeholder, *args[position + 1 :])
 
 
-def materialized(tree: Any) -> Any:
+def materialised(tree: Any) -> Any:
     """Return the arguments of a torch call with each lazy tensor replaced by its computed value."""
     return map_nested(lambda x: x.pending.value if type(x) is LazyTensor else x, tree)
 

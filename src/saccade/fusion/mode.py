@@ -25,7 +25,7 @@ from saccade.fusion.lazy import (
     Operation,
     Pending,
     dispatch_keys,
-    materialized,
+    materialised,
     with_placeholders,
 )
 from saccade.fusion.operations import allocates, scores_after
@@ -49,7 +49,7 @@ class FuseAttention(TorchFunctionMode):
 
     Products of two tensors are not computed when the model calls them. Instead, the operations on them are recorded:
     scaling, masks, biases, casts, views, a softmax, dropout; see `saccade.fusion.operations`. When the weights are
-    multiplied by values, the attention call is run, and scores and weights are never materialized. Any other use
+    multiplied by values, the attention call is run, and scores and weights are never materialised. Any other use
     computes them with the model's own operations, so the results of a model without attention are bitwise identical.
 
     Args:
@@ -176,15 +176,15 @@ class FuseAttention(TorchFunctionMode):
                     result = self._attention(*recovered, first.pending.family)
                     if result is not None:
                         return result
-                    args, kwargs = materialized((args, kwargs))
+                    args, kwargs = materialised((args, kwargs))
                     return func(*args, **kwargs)
         weights = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor]
-        args, kwargs = materialized((args, kwargs))
+        args, kwargs = materialised((args, kwargs))
         self._track_weights(weights)
         return self._product(func, args, kwargs) if func in PRODUCTS else self._plain(func, args, kwargs)
 
     def _track_weights(self, lazies: list[LazyTensor]) -> None:
-        """Track materialized weights until the model multiplies them by values."""
+        """Track materialised weights until the model multiplies them by values."""
         for pending in (lazy.pending for lazy in lazies):
             softmax, axes = pending.scores.softmax, pending.scores.axes.axes
             if self._tap is not None and softmax in axes:

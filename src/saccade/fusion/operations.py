@@ -346,11 +346,11 @@ def scores_after(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     """
     if func in _DETACH and args and isinstance(args[0], RowMaximum):
         return args[0].detached()
-    function = OPERATIONS.get(func)
+    apply = OPERATIONS.get(func)
     positions = [position for position, x in enumerate(args) if isinstance(x, Scores)]
-    if function is None or not positions or (positions[0] and (function not in _ANYWHERE or writes(func))):
+    if apply is None or not positions or (positions[0] and (apply not in _ANYWHERE or writes(func))):
         return None
     try:
-        return function(*args, **kwargs)
+        return apply(*args, **kwargs)
     except TypeError:  # unknown arguments: torch accepts or refuses them
         return None

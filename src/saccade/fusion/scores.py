@@ -319,7 +319,7 @@ def detached_if_no_grad(x: Tensor) -> Tensor:
 
 
 def version_of(x: Tensor) -> int:
-    """Return the version counter of an operand, which counts in-place changes; 0 for inference tensors without one."""
+    """Return an operand's version counter, which counts in-place changes; 0 for an inference tensor, which has none."""
     return 0 if x.is_inference() else x._version
 
 

@@ -1,4 +1,4 @@
-"""SoftmaxTap: track materialized softmax results until a model multiplies them by values."""
+"""SoftmaxTap: track materialised softmax results until a model multiplies them by values."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class _State(NamedTuple):
 
 
 def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
-    """Return weights with the axis that a product sums over as key axis; None unless this multiplies them by values."""
+    """Return weights with the axis that a product sums over as key axis; None unless it multiplies values by them."""
     weights = state.scores
     assert weights is not None
     names, others = product.left_letters, product.right_letters
@@ -246,7 +246,7 @@ def _axes_in_product(product: Product, weights: Scores, column: int, row: int | 
 def _keeps_size(
     x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, *_: Any, **__: Any
 ) -> bool:
-    """Return whether a convolution keeps one output per query-key pair, so it mixes heads or neighbouring pairs."""
+    """Return whether a convolution keeps one output per query-key pair: it mixes heads, and perhaps neighbours."""
     return stride in (1, (1, 1)) and (padding == "same" or weight.shape[-2:] == (1, 1))
 
 

@@ -113,7 +113,7 @@ _FLAG = "output_attentions"
 
 
 def check_no_weights(module: nn.Module, options: Mapping[str, Any]) -> None:
-    """Raise if a call requests attention weights, which kernels never materialize.
+    """Raise if a call requests attention weights, which kernels never materialise.
 
     Args:
         module: the attention layer.

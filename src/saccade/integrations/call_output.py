@@ -54,7 +54,7 @@ class CallOutput(NamedTuple):
 
 
 class DenseWeights(NamedTuple):
-    """Dense weights that a captured call has materialized, so that autograd computes their gradient.
+    """Dense weights that a captured call has materialised, so that autograd computes their gradient.
 
     Attributes:
         weights: the tensor that the model multiplies by the values.

@@ -98,8 +98,8 @@ class Listener(NamedTuple):
     """A capture, and the name under which it records the calls to one module.
 
     Attributes:
-        name: the module's name in the recording.
-        capture: the capture.
+        name: the module's name in the capture.
+        capture: the capture that receives the calls.
     """
 
     name: str

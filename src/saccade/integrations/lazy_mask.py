@@ -184,7 +184,7 @@ class LazyMask(Tensor):
         content = self._content
         with content.lock:
             if content.memory is None:
-                with torch.inference_mode(self.is_inference()):  # like the mask itself, for views of the memory
+                with torch.inference_mode(self.is_inference()):  # like the mask itself, since views of it are returned
                     content.memory = self._from_rule()
             return content.memory
 

@@ -21,10 +21,10 @@ MakeMatrix = Callable[[Mask | None], Matrix]
 """A function that builds the attention matrix of a call, restricted by an additional mask."""
 
 EDITORS: list[Callable[[nn.Module, MakeMatrix, Matrix], Matrix]] = []
-"""One function per active `saccade.intervene`; each of these functions applies the edits of all.
+"""One function per active `saccade.intervene`; each applies the edits of all active ones.
 
-It receives a module, a function that builds the module's matrix with an additional mask, and the matrix. It returns the
-edited matrix.
+Each receives a module, a function that builds the module's matrix with an additional mask, and the matrix, and returns
+the edited matrix.
 """
 
 

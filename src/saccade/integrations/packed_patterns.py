@@ -31,8 +31,8 @@ def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = No
         position_ids: int ``[batch, q_len]``, as passed to the model's layers.
 
     Raises:
-        UnsupportedError: ``position_ids`` show that the cache contains several texts, and the pattern depends on where
-            the current text starts.
+        UnsupportedError: ``position_ids`` show that the cache contains texts other than that of the queries, and the
+            pattern depends on where a text starts.
     """
     if _describes_batch(pattern):
         return both(placed.rule, pattern)

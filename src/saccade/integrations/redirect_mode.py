@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from saccade.fusion.arguments import tensors_in
 from saccade.fusion.checkpoints import Context, enter_when_recomputed, top_hook
-from saccade.fusion.lazy import LazyTensor, materialized
+from saccade.fusion.lazy import LazyTensor, materialised
 from saccade.fusion.mode import FuseAttention, in_backward, is_eager
 from saccade.fusion.recovered_call import AttentionCall
 from saccade.integrations.forward_proxy import Running
@@ -109,7 +109,7 @@ class RedirectMode(FuseAttention):
             elif (type(func) is VisibleFunction or func in _FUNCTIONS) and not (
                 in_backward() and not self._thread.recomputed
             ):
-                args, kwargs = materialized((args, kwargs))
+                args, kwargs = materialised((args, kwargs))
                 out = self._run_function(func, args, kwargs)
                 if out is not None:
                     return out

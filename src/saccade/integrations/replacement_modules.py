@@ -35,7 +35,7 @@ class TorchAttention(StandIn):
         is_cross: whether the module is cross-attention; None while unknown.
         is_named: whether the mask was specified for this module by name, so that it applies to every call.
 
-    Cost: that of the mechanism. If ``need_weights`` is True, weights are materialized, up to a limit.
+    Cost: that of the mechanism. If ``need_weights`` is True, weights are materialised, up to a limit.
     """
 
     is_cross: bool | None = None

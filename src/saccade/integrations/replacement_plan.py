@@ -167,7 +167,7 @@ class ReplacementPlan:
         """Check that the model's first run used attention wherever a mask was given.
 
         Raises:
-            UnsupportedError: no attention ran at all, or none in the modules that a name pattern for a mask matches.
+            UnsupportedError: no attention ran at all, or none in the modules that match one of the name patterns.
         """
         if site.name or self._has_run:
             return

@@ -27,8 +27,8 @@ CALLED_AS = "record"  # the name in error messages
 def capture_mechanisms(model: nn.Module, capture: Capture) -> Iterator[None]:
     """Capture each matrix that a saccade mechanism returns, under the name of the layer that contains the mechanism.
 
-    If several layers share a mechanism, the running layer's name is used. For a direct call to the mechanism, it is the
-    mechanism's own name.
+    If several layers share a mechanism, the running layer's name is used. If the mechanism was called directly, its
+    own name is used.
     """
     names = names_of(model)
     holders: dict[nn.Module, list[nn.Module]] = {}
@@ -83,8 +83,8 @@ class _Hook:
 
     def __call__(self, mechanism: nn.Module, args: Any, matrix: Matrix) -> Matrix | None:
         default, capture = self._listener
-        running = (holder for holder in reversed(_running.stack) if holder.listener.capture is capture)
-        layer = next((holder for holder in running if holder.holder in self._holders), None)
+        running = (entry for entry in reversed(_running.stack) if entry.listener.capture is capture)
+        layer = next((entry for entry in running if entry.holder in self._holders), None)
         if layer is not None or not _runs_above(sys._getframe(), self._holders):
             output = FutureOutput()
             capture.emit(default if layer is None else layer.listener.name, lambda: matrix, output)

@@ -127,9 +127,10 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
 
         Args:
             layer, head: see `mask`; with a recording, the name or index of a single layer.
-            source: a matrix with the same number of heads; or a recording with queries and keys, from which the same
-                layer is used. Its batch size is that of the call, or 1. Its text may be longer than a call, as needed
-                for calls with a cache; rows that no call used cause a warning at the end of the block.
+            source: a matrix with the same number of heads; or a recording with queries and keys, from which the matrix
+                of the same layer is used. The matrix has the batch size of the call, or 1. Its text may be longer than
+                a call, as needed for calls with a cache; rows that no call used cause a warning at the end of the
+                block.
         """
         if isinstance(source, Recording):
             source = source[layer].matrix

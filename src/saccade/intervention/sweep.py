@@ -34,7 +34,7 @@ class Sweep(Sequence[HeadEffect]):
         self._effects = tuple(effects)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a list with one dict per head, such as ``pandas.DataFrame`` accepts."""
+        """Return a list with one dict per head, for ``pandas.DataFrame``."""
         return [effect._asdict() for effect in self]
 
     def strongest(self, count: int | None = None) -> list[HeadEffect]:

@@ -73,7 +73,7 @@ class GradientsOfCalls:
 class Gradients(Mapping[str, Matrix]):
     """A mapping from layer names to the gradients with respect to the attention weights of each layer's last run.
 
-    ``gradients[name]`` or ``gradients[number]`` is ``dL/dA``, a lazy matrix with the shape of the run's matrix. The
+    ``gradients[name]`` or ``gradients[index]`` is ``dL/dA``, a lazy matrix with the shape of the run's matrix. The
     gradients of several backward passes are added, as in ``tensor.grad``.
 
     Args:
@@ -84,7 +84,7 @@ class Gradients(Mapping[str, Matrix]):
         self._runs = runs
 
     def __getitem__(self, layer: str | int) -> Matrix:
-        return self._runs[layer].gradient  # type: ignore[index]  # a recording also accepts numbers
+        return self._runs[layer].gradient  # type: ignore[index]  # a recording also accepts indices
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._runs)

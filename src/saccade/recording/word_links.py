@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saccade.matrix import Matrix
 from saccade.recording.layer_record import Run
+from saccade.statistics.summary import index_of_received
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_choice, is_integer
 from saccade.text import locate
@@ -106,16 +107,16 @@ def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: T
 
 def _links_of(layer: _Layer, count: int, batch: int, heads: Sequence[int] | None, excess: bool) -> Iterator[Link]:
     """Yield the links of all heads of a layer."""
-    even = layer.matrix.uniform()
-    attention, uniform_attention = (_between(matrix, layer.ranges, batch) for matrix in (layer.matrix, even))
-    usual: Sequence[float | None] = [None] * len(attention)
+    uniform_matrix = layer.matrix.uniform()
+    both = (layer.matrix, uniform_matrix)
+    attention, uniform_attention = (_between(matrix, layer.ranges, batch) for matrix in both)
+    expected_values: Sequence[float | None] = [None] * len(attention)
     if excess:
-        received, baseline = (matrix.received()[batch].detach() for matrix in (layer.matrix, even))
-        index = received / baseline.where(baseline > 0, 1.0)  # of a key that no query sees: 0
-        usual = _between(even, layer.ranges, batch, index).mean(-1).tolist()
-    rows = zip(attention.tolist(), uniform_attention.tolist(), usual, strict=True)
-    for number, (weights, baselines, expected) in enumerate(rows):
-        head = number if heads is None else heads[number]
+        received_index = index_of_received(*(matrix.received()[batch].detach() for matrix in both))
+        expected_values = _between(uniform_matrix, layer.ranges, batch, received_index).mean(-1).tolist()
+    rows = zip(attention.tolist(), uniform_attention.tolist(), expected_values, strict=True)
+    for index, (weights, baselines, expected) in enumerate(rows):
+        head = index if heads is None else heads[index]
         value, uniform = sum(weights) / count, sum(baselines) / count
         yield Link(layer.name, layer.number, head, value, uniform, tuple(weights), expected)
 

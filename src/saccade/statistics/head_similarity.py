@@ -30,7 +30,7 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
 
     Raises:
         ValueError: ``between`` is unknown.
-        UnsupportedError: rows are not distributions, but the distance requires it (the first two).
+        UnsupportedError: rows are not distributions, which the first two distances require.
 
     Cost: O(heads² · q_len · kv_len) time ("frobenius": the cost of a matrix product), in chunks of a few megabytes.
 

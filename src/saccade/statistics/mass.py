@@ -201,7 +201,7 @@ def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: in
 
 
 def _band(q: Positions, kv: Positions, least: int, most: int) -> Band | None:
-    """Return the matrix band with lags from ``least`` to ``most``, for a fused pass; None if positions have gaps."""
+    """Return the band of lags from ``least`` to ``most``, for a fused pass; None unless positions are consecutive."""
     lead = lead_of(q, kv)
     return None if lead is None else Band(True, lead - most, lead - least + 1)
 

@@ -67,7 +67,7 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
 
     A sink has one singular value of :math:`\sqrt n`, uniform attention has one singular value of 1, and a head that
     attends to the previous token has n singular values of 1 (under a causal mask, where the first token attends to
-    itself: √2, n - 2 times 1, and 0). Eigenvalues do not distinguish these patterns, because the eigenvalues of a
+    itself: √2, n - 2 ones, and 0). Eigenvalues do not distinguish these patterns, because the eigenvalues of a
     causal matrix are its diagonal.
 
     A block Krylov space of :math:`A^\top A` grows with each pass over the matrix, until every residual is below the
@@ -104,11 +104,11 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     residuals, sweeps = values.clone(), 0
     with torch.no_grad():
         for state in _krylov_sweeps(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
-            theta, distance, sweeps = state
+            theta, residual, sweeps = state
             sigma = theta.clamp_min(0.0).sqrt()
             values[..., :rank] = sigma
-            # Some singular value s has |s² - theta| <= distance, so |s - sigma| <= distance / sigma and <= √distance.
-            residuals[..., :rank] = torch.minimum(distance / sigma.clamp_min(1e-300), distance.sqrt())
+            # Some singular value s has |s² - theta| <= residual, so |s - sigma| <= residual / sigma and <= √residual.
+            residuals[..., :rank] = torch.minimum(residual / sigma.clamp_min(1e-300), residual.sqrt())
             if bool((residuals <= tolerance * values[..., :1]).all()):
                 break
     return Spectrum(values.to(info.dtype), residuals.to(info.dtype), sweeps)
@@ -131,8 +131,8 @@ def _krylov_sweeps(
         small = basis.mT @ images
         theta, vectors = torch.linalg.eigh((small + small.mT) / 2)
         theta, vectors = theta.flip(-1)[..., :rank], vectors.flip(-1)[..., :rank]
-        distance = (images @ vectors - (basis @ vectors) * theta[..., None, :]).norm(dim=-2)
-        yield theta, distance, sweep
+        residual = (images @ vectors - (basis @ vectors) * theta[..., None, :]).norm(dim=-2)
+        yield theta, residual, sweep
         width = min(width, kv_len - basis.shape[-1])
         if width == 0:
             return  # the space is complete

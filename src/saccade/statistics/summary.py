@@ -70,8 +70,8 @@ class Summary(NamedTuple):
         measures: the statistics with one number per head.
         rows: statistics of all queries by name, each ``[batch, heads, q_len]``.
         received: attention that each key receives, ``[batch, heads, kv_len]``; 1 is the total attention of one query.
-        received_index: `received` divided by its value for uniform attention, ``[batch, heads, kv_len]``. A key above 1
-            receives more than the mask explains. The index is 0 if no query sees the key.
+        received_index: `received` divided by its value for uniform attention, ``[batch, heads, kv_len]``. Above 1,
+            the key receives more than the mask explains. The index is 0 if no query sees the key.
         uniform: the statistics of uniform attention.
     """
 
@@ -189,12 +189,17 @@ def _statistics(positions: CheckedPair, *, with_distributions: bool) -> dict[str
     return statistics
 
 
+def index_of_received(received: Tensor, expected: Tensor) -> Tensor:
+    """Divide received attention by its value for uniform attention; return 0 for keys that no query sees."""
+    return torch.where(expected > 0, received / expected.where(expected > 0, 1.0), 0.0)
+
+
 def summary_of_results(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
     """Build a summary from the statistics of a matrix by name, and from those of uniform attention."""
     shape = answers["largest_weight"].shape
     received = answers["received"]
     expected = uniform.received.expand(received.shape)
-    index = torch.where(expected > 0, received / expected.where(expected > 0, 1.0), 0.0)
+    index = index_of_received(received, expected)
     rows = {name: answer for name, answer in answers.items() if answer.shape == shape and name != "received"}
     if "entropy" in answers:
         rows["effective_tokens"] = _effective_tokens(answers["entropy"], uniform.visible.expand(shape))
