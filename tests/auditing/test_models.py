@@ -5,6 +5,7 @@ import torch
 import transformers
 
 from saccade import audit, masks, models
+from saccade.support.language import in_language
 from saccade.testing import assert_reach
 
 SIZES = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -152,6 +153,15 @@ def test_ours_and_a_test_of_it():
     assert assert_reach(models.small_decoder(), "causal", length=20).rule == "Causal() in 4 layers"
     with pytest.raises(AssertionError, match="the model does not follow the rule\nDecoder, 2 x 20 tokens"):
         assert_reach(models.small_decoder(), masks.Window(2, 0), length=20)
+    with in_language("zh"), pytest.raises(AssertionError, match="rule\nDecoder, 2 x 20 tokens, float32, seed 0\nrule "):
+        assert_reach(models.small_decoder(), masks.Window(2, 0), length=20)
+
+
+def test_a_function_keeps_its_name_in_chinese():
+    model = models.small_decoder()
+    report = audit(model.forward, masks.Causal(), module=model, claims=["reach"], length=12)
+    with in_language("zh"):
+        assert str(report).startswith("forward，")
 
 
 @pytest.mark.parametrize(

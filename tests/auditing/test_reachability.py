@@ -55,7 +55,7 @@ def test_few_sets_distinguish_components():
             assert any(bool(keys[label == one].all()) and not bool(keys[label == other].any()) for keys in sets)
 
 
-def test_rows_of_a_comb_share_no_source():
+def test_rows_of_a_set_share_no_source():
     reach = Reach([masks.Causal() & masks.Window(2, 0)] * 2, batch=2, length=40)
     judged = torch.ones(2, 40, dtype=torch.bool)
     judged[:, :5] = False

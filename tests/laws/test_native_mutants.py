@@ -57,9 +57,8 @@ def _told_wrong(operation: Callable[..., Any], name: str, change: Callable[[Any]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(torch.float32, marks=needs_native), pytest.param(torch.bfloat16, marks=needs_native)]
-)
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("mistake", "law"), [(mistake, law) for mistake, (_, _, laws) in MISTAKES.items() for law in laws]
 )

@@ -90,6 +90,14 @@ def test_a_message_is_english_until_it_is_translated():
         assert translated(copy.deepcopy(message)) == "fetch，2 轮"
 
 
+def test_names_from_outside_are_never_translated():
+    """A module may be called as one of our words is, such as "features" and "heads"."""
+    assert "heads" in chinese()
+    with in_language("zh"):
+        assert translated(Message("no gradient passes through {names}", names="heads")).endswith(" heads")
+        assert translated(Message("no gradient passes through {names}", names=Message("heads"))).endswith("头")
+
+
 @pytest.mark.parametrize(
     "environment, language",
     [

@@ -60,7 +60,7 @@ def in_blocks(query, key, value, mask):
 @pytest.mark.parametrize(
     ("kernel", "dtypes"),
     [
-        pytest.param(torchs, [torch.float32], marks=pytest.mark.ci),
+        pytest.param(torchs, [torch.float32], marks=pytest.mark.ci),  # with all dtypes it takes minutes
         *(pytest.param(kernel, None, marks=pytest.mark.slow) for kernel in (torchs, attend, in_blocks)),
     ],
 )

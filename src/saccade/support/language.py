@@ -104,7 +104,7 @@ def one_line(words: str) -> str:
 
 def joined(parts: Iterable[str]) -> str:
     """Join messages by semicolons into one; empty parts are left out."""
-    first, *others = [part if isinstance(part, Message) else Message(part) for part in parts if part] or [""]
+    first, *others = [part if isinstance(part, Message) else Message(part) for part in parts if part] or [Message("")]
     return Message("{first}; {others}", first=first, others=joined(others)) if others else first
 
 

@@ -101,9 +101,8 @@ def test_no_panel_is_read_that_none_of_24_rows_sees(rule: masks.Mask | None) -> 
     assert plan.pairs(given) == 2 * _pairs_of_panels(given.rule.to_dense(130, batch=batch).expand(batch, -1, -1, -1))
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(torch.float32, marks=needs_native), pytest.param(torch.bfloat16, marks=needs_native)]
-)
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
     tensors = [torch.randn(1, 4, 300, 32).to(dtype).requires_grad_() for _ in range(3)]
     found, before = [], torch.get_num_threads()
@@ -310,10 +309,12 @@ def test_inputs_are_converted_if_enough_queries_repay_it(dtype: torch.dtype, mon
     monkeypatch.setattr("saccade.engine.kernels.native.abilities", lambda: 0)
     key, enough = torch.randn(1, 2, 4096, 32, dtype=dtype), 128 if dtype is torch.bfloat16 else 8
 
-    def reasons(rows: int, impl: str = "auto", *, is_slow: bool = True, trains: bool = False) -> tuple[str, ...]:
+    def reasons(
+        rows: int, impl: str = "auto", *, is_slow: bool = True, trains: bool = False, bias: Tensor | None = None
+    ) -> tuple[str, ...]:
         monkeypatch.setattr(aten_flash, "multiplies_slowly", lambda _: is_slow)
         query = torch.randn(1, 4, rows, 32, dtype=dtype, requires_grad=trains)
-        verdict = Native().verdict(sc.AttentionMatrix(query, key).inputs, Request(impl=impl))
+        verdict = Native().verdict(sc.AttentionMatrix(query, key, bias=bias).inputs, Request(impl=impl))
         assert not verdict.cannot
         return verdict.should_skip
 
@@ -322,3 +323,6 @@ def test_inputs_are_converted_if_enough_queries_repay_it(dtype: torch.dtype, mon
     assert reasons(enough, is_slow=False)[0].startswith(f"torch multiplies {str(dtype)[6:]}")
     assert reasons(1, impl="native") == ()
     assert reasons(1, trains=True) == ()
+    bias = torch.zeros(1, 1, 1, 4096, dtype=dtype)
+    assert reasons(2, bias=bias) == ()
+    assert reasons(1, bias=bias)[0].startswith("2 queries per key do not repay converting")

@@ -17,7 +17,7 @@ from saccade.engine import dropout
 from saccade.testing import oracle
 from saccade.testing.tolerances import error, tolerance
 
-DTYPES = [pytest.param(torch.float32, marks=needs_native), pytest.param(torch.bfloat16, marks=needs_native)]
+DTYPES = [torch.float32, torch.bfloat16]
 SEED = 11
 SEVERAL = 4  # times what the laws allow: here gradients of hundreds of rows, each a small difference, meet in one key
 
@@ -85,6 +85,7 @@ def compare(
         assert error(own, other) <= SEVERAL * tolerance(dtype, "gradient"), name
 
 
+@needs_native
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -93,6 +94,7 @@ def test_random_masks(dtype: torch.dtype, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
+@needs_native
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=3_000, deadline=None)
 @given(data=st.data())

@@ -1,9 +1,10 @@
 """Run Python, torch and the compiled kernel for 64-bit ARM in an emulator.
 
 Arguments are those of Python, such as ``-m pytest tests/laws -k native``; without any, the laws of the compiled
-kernel run. The folder ``out/arm`` is filled on the first run: Debian's Python for arm64, torch and its libraries from
-PyPI (2.5 GB to download, 5 GB on disk), and the compiled kernel, built by the cross compiler. Needs Debian or Ubuntu,
-the rights of root, and ``apt install g++-aarch64-linux-gnu qemu-user-static``.
+kernel run. The first run fills ``out/arm`` with Debian's Python for arm64, and with torch and its libraries from PyPI
+(2.5 GB to download; 8 GB on disk meanwhile, 5 GB afterwards). Each run compiles the kernel again. Remove
+``out/arm/site`` after a change of constraints.txt. Needs Debian 12, ``apt install g++-aarch64-linux-gnu
+qemu-user-static``, and for the first run the rights of root: it adds arm64 to dpkg's architectures, where it stays.
 
 Emulated code is ten to a hundred times slower, so that this is a proof, not a test for every day.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "out" / "arm"
+EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 PACKAGES = """
 python3.11-minimal python3.11 libpython3.11-minimal libpython3.11-stdlib libc6 libgcc-s1 libstdc++6 libgomp1 zlib1g
 libssl3 libffi8 libbz2-1.0 liblzma5 libsqlite3-0 libexpat1 libuuid1 libncursesw6 libtinfo6 libreadline8 libdb5.3
@@ -49,15 +51,17 @@ LAWS = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/laws", "-m", QUIC
 
 def main() -> None:
     """Prepare the folder, then run Python in it and exit with its status."""
-    for program in ("qemu-aarch64-static", "aarch64-linux-gnu-g++", "apt-get"):
-        if shutil.which(program) is None:
-            sys.exit(f"{program} is missing: apt install g++-aarch64-linux-gnu qemu-user-static (Debian, Ubuntu)")
-    for name, step in (("system", unpack_system), ("site", unpack_wheels), ("kernel", build_kernel)):
-        if not (FOLDER / name / "done").exists():
-            shutil.rmtree(FOLDER / name, ignore_errors=True)
-            (FOLDER / name).mkdir(parents=True)
-            step(FOLDER / name)
-            (FOLDER / name / "done").touch()
+    if EMULATOR is None or shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("apt-get") is None:
+        sys.exit("a program is missing: apt install g++-aarch64-linux-gnu qemu-user-static (Debian 12)")
+    for name, step in (("system", unpack_system), ("site", unpack_wheels)):
+        folder = FOLDER / name
+        if not (folder / "done").exists():
+            if folder.exists():
+                shutil.rmtree(folder)  # an interrupted run left it
+            folder.mkdir(parents=True)
+            step(folder)
+            (folder / "done").touch()
+    build_kernel(FOLDER / "kernel")
     sys.exit(emulated(sys.argv[1:] or LAWS))
 
 
@@ -77,7 +81,7 @@ def unpack_system(folder: Path) -> None:
 
 
 def unpack_wheels(folder: Path) -> None:
-    """Download the wheels for ARM in the versions of constraints.txt, and unpack them."""
+    """Download the wheels in the versions of constraints.txt (for CUDA the newest below a bound), and unpack them."""
     pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
     for wanted in ("torch", *WHEELS.split(), *CUDA.split()):
         version = f"=={pinned[wanted]}" if wanted in pinned else ""
@@ -91,7 +95,7 @@ def unpack_wheels(folder: Path) -> None:
 
 
 def build_kernel(folder: Path) -> None:
-    """Compile the compiled kernel for ARM, linked with torch for ARM."""
+    """Compile the kernel for ARM, and link it with torch for ARM."""
     code = """
 import sys, types
 from pathlib import Path
@@ -111,8 +115,8 @@ def emulated(arguments: list[str]) -> int:
     libraries = {str(path.parent) for path in (FOLDER / "site" / "nvidia").rglob("*.so*")}
     paths = [ROOT / "src", FOLDER / "kernel", FOLDER / "site"]
     env = os.environ | {"QEMU_LD_PREFIX": str(FOLDER / "system"), "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
-    emulator = ["qemu-aarch64-static", "-E", f"LD_LIBRARY_PATH={os.pathsep.join(sorted(libraries))}"]
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}  # empty: byte code is kept, as compiling is slow
+    emulator = [str(EMULATOR), "-E", f"LD_LIBRARY_PATH={os.pathsep.join(sorted(libraries))}"]
     program = FOLDER / "system" / "usr" / "bin" / "python3.11"
     return subprocess.run([*emulator, program, *arguments], cwd=ROOT, env=env, check=False).returncode
 

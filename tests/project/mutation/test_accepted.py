@@ -1,7 +1,9 @@
 """The lists of mutants that may survive: each entry gives a reason, and is about a line that there is."""
 
+import ast
 import re
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,20 @@ def test_every_entry_is_about_a_line_that_there_is():
     assert [entry for entry in named if SOURCE / entry.file not in texts] == []
     lines = [entry for entry in named if entry.before is not None]
     assert [entry for entry in lines if _plain(entry.before) not in texts[SOURCE / entry.file]] == []
+
+
+def test_every_entry_names_a_function_that_there_is():
+    names = {}
+    for entry in accepted():
+        if "*" not in entry.file and entry.file not in names:
+            tree = ast.parse((SOURCE / entry.file).read_text("utf-8"))
+            functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+            classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+            methods = [(c.name, node) for c in classes for node in c.body]
+            names[entry.file] = functions + [f"{c}.{f.name}" for c, f in methods if isinstance(f, ast.FunctionDef)]
+    named = {entry[1:3] for entry in accepted() if "*" not in entry.file}
+    unknown = [x for x in sorted(named) if not any(fnmatchcase(name, x[1]) for name in names[x[0]])]
+    assert unknown == []
 
 
 def test_no_entry_stands_twice():
