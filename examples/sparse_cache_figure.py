@@ -27,10 +27,10 @@ CHINESE = {
     "recall: accuracy, mean of three tasks": "召回：三项任务的平均正确率",
     "budget: tokens read or kept, %": "预算：读取或保留的词元，%",
     "where heads look: share of attention": "每个头看向哪里：注意力的份额",
-    "layer.head of the language model": "语言模型的 层.头",
+    "layer.head of the language model": "语言模型的层.头",
     "sink": "汇点",
     "local": "附近",
-    "anchor": "锚点",
+    "anchor": "锚块",
     "rest": "其余",
 }
 

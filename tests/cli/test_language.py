@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import saccade as sc
-from saccade import compare, masks, mechanisms
+from saccade import auditing, compare, masks, mechanisms
 from saccade.cli import loading, main
+from saccade.learning import runs
 from saccade.support.language import in_language, translated
 
 
@@ -134,6 +135,54 @@ def test_claims_are_listed_in_chinese(run):
     heading, *lines = chinese(run, "verify", "--list", "--only", "scaling")
     assert heading == "缩放"
     assert lines[1].startswith("  成立        variance-of-dot-products：q·k 的方差")
+
+
+KERNEL = """
+def plain(query, key, value, mask):
+    scores = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(~mask, -1e9)
+    return scores.softmax(-1) @ value
+"""
+LAWS = ("oracle", "empty_rows", "isolation", "lse", "gradients_of_parameters", "unusual_values", "offered")
+
+
+def test_a_judgement_is_printed_in_chinese(run, tmp_path):
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    options = ("--claim", "groups=false", "--dtype", "float32", "--seed", "0", "--minutes", "9", "--scripts", "scripts")
+    options += tuple(option for law in LAWS for option in ("--law", law))
+    first, _, head, *lines = chinese(run, "judge", f"{tmp_path}/kernel.py::plain", *options)
+    assert first.startswith("plain，设备 cpu，种子 0，")
+    assert head.split() == ["定律", "结论", "成立", "不成立", "不支持"]
+    rows = {line.split()[0]: line for line in lines if line.split()[:1] and line.split()[0] in LAWS}
+    assert rows["lse"].split()[1] == "未检验"
+    assert rows["lse"].endswith("内核不支持：不返回 lse")
+    assert rows["gradients_of_parameters"].endswith("没有适用的用例：它的选项都没有参数")
+    assert rows["isolation"].split()[1] == "不成立"
+    assert "含 NaN 时，" in rows["isolation"]
+    names = {"NaN", "inf", "nan", "lse", "query", "key", "value", "float", "scripts", "py"}
+    texts = [re.sub(r"\b[A-Z]\w+\([^，]*", "", line) for line in lines]  # without masks
+    assert {word for line in texts for word in re.findall(r"[A-Za-z_]{2,}", line)} <= names | set(LAWS)
+
+
+def test_trainings_are_printed_in_chinese(run, monkeypatch):
+    def at_once(left, settings, workers):
+        return [(one, runs.Outcome(0.25 if one.seed else 1.0, settings.steps, 30.0, 10)) for one in left]
+
+    monkeypatch.setattr(runs, "_train_all", at_once)
+    options = ("--only", "MQAR", "--only", "LSTM", "--only", "full", "--seeds", "2")
+    lines = chinese(run, "compare", "--train", *options)
+    assert {word for line in lines for word in english(line)} == {"MQAR", "LSTM", "full"}
+    assert any(line.split()[:2] == ["LSTM", "0.62（0.25"] for line in lines)
+    assert any(line.strip().startswith("最常见的答案") for line in lines)
+    assert lines[-1].startswith("新文本上答对的比例：2 个种子的均值（最低到最高）")
+
+
+def test_a_training_set_up_is_audited_in_chinese():
+    model, texts = sc.models.small_decoder(), [torch.arange(3, 12), torch.arange(5, 22)]
+    with in_language("zh"):
+        lines = str(
+            auditing.audit_setup(model, lambda rows: torch.stack([row[:9] for row in rows]), texts, claims=())
+        ).splitlines()
+    assert any("批次中没有原样的第 1 段文本（共 2 段）" in line for line in lines)
 
 
 def test_json_stays_english(run, monkeypatch):

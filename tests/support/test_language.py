@@ -24,6 +24,22 @@ NAMES |= {claim.topic for claim in theory.CLAIMS}
 NAMES |= {"to the 2 strongest blocks of 4 among the others"}
 
 
+# Functions that take the name of a measurement, or a sentence about a kernel, as a literal.
+NAMING = {
+    "equal",
+    "at_most",
+    "at_least",
+    "apart",
+    "same",
+    "differ",
+    "estimate",
+    "near",
+    "close",
+    "identical",
+    "_unless",
+}
+
+
 @cache
 def texts():
     """Every literal of the source, and those that are passed to `translated` or `Message` directly."""
@@ -33,7 +49,10 @@ def texts():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 every.add(node.value)
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("translated", "Message") and node.args:
+            functions = {"translated", "Message"}
+            if {"theory", "laws"} & set(path.parts):
+                functions |= NAMING
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in functions and node.args:
                 passed |= {x.value for x in ast.walk(node.args[0]) if isinstance(x, ast.Constant)}
     return every, {text for text in passed if isinstance(text, str) and " " in text}
 

@@ -7,14 +7,26 @@ import torch
 from tests.theory.mutants import MUTANTS
 
 from saccade import theory
+from saccade.support.language import in_language, translated
 from saccade.theory.claim import VERDICTS
-from saccade.theory.documents import DOCUMENTS
+from saccade.theory.documents import DOCUMENTS, row_in_chinese
 
 EVERY = pytest.mark.parametrize("claim", theory.CLAIMS, ids=lambda claim: claim.name)
 TRAINED = {claim.name for claim in theory.CLAIMS if claim.topic == "trained-layers"}
 # A core for ten seconds or more. Training is tried by a few of its steps in every run, in test_training.py; of 100,000
 # tokens, a window in place of all of them is, below.
 LONG = {"a-hundred-thousand-tokens-are-infeasible", *TRAINED}
+
+
+NAMES = re.compile(
+    "logits?|softmax|sigmoid|relu|tanh|exp|log|diag|cos|mqar|delta|nat|lse|inf|NaN|float16|float32|float64|bfloat16|LSTM"
+    "|CBAM|Longformer|BigBird|PyTorch|Concat|head|Window|QKᵀ|AV|dS|GB|ln|tr|all-MiniLM-L6-v2"
+)
+
+
+def untranslated(name):
+    """Return the English words of a Chinese name, other than names and formulas."""
+    return re.findall(r"[A-Za-z]{3,}", NAMES.sub("", name))
 
 
 @pytest.mark.ci
@@ -26,8 +38,11 @@ def test_its_verdict_stands(claim):
     measurements = claim.check(7)
     assert measurements
     assert [str(one) for one in measurements if not one.agrees] == []
-    told = {said.row for document in DOCUMENTS for said in document.says if said.claim == claim.name}
-    assert told <= {one.what for one in measurements}
+    told = [said for document in DOCUMENTS for said in document.says if said.claim == claim.name]
+    assert {said.row for said in told} <= {one.what for one in measurements}
+    with in_language("zh"):
+        assert {row_in_chinese(said) for said in told} <= {translated(one.what) for one in measurements}
+        assert [name for one in measurements if (name := untranslated(translated(one.what)))] == []
     if claim.verdict == "refuted":  # and what it says is among the measurements
         assert "!=" in {one.relation for one in measurements}
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.auditing.finding import ClaimResult, CounterExample, Kind
 from saccade.support.errors import kind, type_error, value_error
+from saccade.support.language import Message
 
 _IGNORED = -100
 _BOUNDARY_ARGUMENTS = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seqlens", "document_ids")
@@ -82,13 +83,14 @@ class SetupBatch:
         missing = [number for number, location in enumerate(self.locations) if location is None]
         if not missing:
             return ClaimResult("collator: texts", "held")
-        why = f"text {missing[0]} of {len(self.texts)} is not in the batch unchanged: it was cut, changed or left out"
+        words = "text {number} of {count} is not in the batch unchanged: it was cut, changed or left out"
+        why = Message(words, number=missing[0], count=len(self.texts))
         return ClaimResult("collator: texts", "broken", why=why)
 
     def _mask(self) -> ClaimResult:
         name, mask, real = "collator: attention_mask", self.inputs.get("attention_mask"), self.documents >= 0
         if isinstance(mask, Tensor) and mask.dim() != 2:
-            return ClaimResult(name, "not answered", why=f"the shape of attention_mask is {list(mask.shape)}")
+            return ClaimResult(name, "not answered", why=_shape_of("attention_mask", mask))
         if mask is None:
             return self._broken(name, ~real, "leak", "padding is not marked") if not bool(real.all()) else _held(name)
         seen = mask.bool().cpu()
@@ -117,14 +119,16 @@ class SetupBatch:
         for location in filter(None, self.locations):
             own = position_ids[location.item, location.tokens].cpu()
             wrong[location.item, location.tokens] = own != torch.arange(first_position, first_position + len(own))
-        return self._broken(name, wrong, "leak", f"positions of a text do not count from {first_position}")
+        return self._broken(
+            name, wrong, "leak", Message("positions of a text do not count from {first}", first=first_position)
+        )
 
     def _labels(self) -> ClaimResult:
         name, labels = "collator: labels", self.inputs.get("labels")
         if not isinstance(labels, Tensor):
             return ClaimResult(name, "not answered", why="the collator returns none")
         if labels.shape != self.ids.shape:
-            return ClaimResult(name, "not answered", why=f"the shape of labels is {list(labels.shape)}")
+            return ClaimResult(name, "not answered", why=_shape_of("labels", labels))
         labels, ids, real = labels.cpu(), self.ids.cpu(), self.documents >= 0
         starts = torch.zeros_like(real)  # the first token of a row is never predicted
         starts[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & real[:, 1:] & real[:, :-1]
@@ -185,3 +189,7 @@ def ids_of(texts: Sequence[Any]) -> list[Tensor]:
 
 Collator = Callable[[list[Any]], Any]
 """A function that turns a list of texts into the batch that a model trains on."""
+
+
+def _shape_of(name: str, tensor: Tensor) -> Message:
+    return Message("the shape of {name} is {shape}", name=name, shape=list(tensor.shape))

@@ -18,6 +18,7 @@ from saccade.auditing.model_under_test import ModelUnderTest, depth_of, rows_of
 from saccade.masks import Mask
 from saccade.models import EncoderDecoder
 from saccade.support.errors import shown, type_error, value_error
+from saccade.support.language import Message, joined
 
 _SOURCE, _TARGET = "input_ids", "decoder_input_ids"
 _DEEP = 1 << 20  # a number larger than the depth of any model
@@ -214,7 +215,9 @@ def joint_rules(declared: Declared, subject: EncoderDecoderUnderTest) -> tuple[l
         found[rules] = masks.Dense(joint)
     layers = [found[(rule,)] for rule in each["encoder"]]
     layers += [found[own, across] for own, across in zip(each["decoder"], each["cross"], strict=True)]
-    return layers, "; ".join(f"{name} {_describe(rules)}" for name, rules in each.items())
+    return layers, joined(
+        Message("{name} {rules}", name=Message(name), rules=_describe(rules)) for name, rules in each.items()
+    )
 
 
 def _rules_of_layers(name: str, rule: Mask | Sequence[Mask], layers: int) -> list[Mask]:
@@ -231,7 +234,7 @@ def _dense(rule: Mask, rows: int, keys: int, batch: int) -> Tensor:
     return rule.to_dense(rows, keys, batch=batch, heads=rule.shape[1]).any(1)
 
 
-def _describe(rules: list[Mask]) -> str:
+def _describe(rules: list[Mask]) -> Message:
     if all(rule == rules[0] for rule in rules):
-        return f"{rules[0]} in {len(rules)} layers"
-    return ", ".join(str(rule) for rule in rules)
+        return Message("{rule} in {count} layers", rule=rules[0], count=len(rules))
+    return Message(", ".join(str(rule) for rule in rules))

@@ -20,7 +20,7 @@ from saccade.auditing.transformers_runner import TransformersRunner
 from saccade.models import Decoder, Encoder
 from saccade.models.model_inputs import check_tokens
 from saccade.support.errors import kind, shown, type_error, value_error
-from saccade.support.language import Message
+from saccade.support.language import Message, joined
 from saccade.support.validation import check_bool, check_int, check_number
 
 _TOLERANCE = 1e-11  # in true float64: correct pairs agree within 1e-14, and the smallest error observed was 8e-3
@@ -155,8 +155,8 @@ def _in_both_dtypes(
     stored = torch.finfo(whole.dtype).eps
     copied, reason = float64_copy(runner.model, lambda model: runner.on(model).whole(ids))
     dtype = str(whole.dtype).removeprefix("torch.")
-    why = dtype + (f"; in float64: {reason}" if reason else "")
-    why += f"; one rounding changes the outputs by {noise:.1g}, so the comparison is weak" if noise > _UNSURE else ""
+    weak = Message("one rounding changes the outputs by {noise:.1g}, so the comparison is weak", noise=noise)
+    why = joined((dtype, *_in_float64(reason), weak if noise > _UNSURE else ""))
     original = _ModelInDtype(runner, whole, noise, factor * noise, why, nullcontext)
     if copied is None:
         return original, None, reason
@@ -181,6 +181,11 @@ def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> 
     return whole, noise + relative(whole * (1 + torch.finfo(whole.dtype).eps), whole)
 
 
+def _in_float64(reason: str) -> list[Message]:
+    """Return a message with the reason why a run in float64 failed, or an empty list without a reason."""
+    return [Message("in float64: {why}", why=Message(reason))] if reason else []
+
+
 def _run_pair(name: str, run_pair: RunPair, models: Sequence[_ModelInDtype]) -> Pair:
     """Compare two equivalent ways of running a model, in the first dtype in which the model can run both ways."""
     failed = ""
@@ -188,7 +193,7 @@ def _run_pair(name: str, run_pair: RunPair, models: Sequence[_ModelInDtype]) -> 
         try:
             with model.mode():
                 got, want = run_pair(FullRun(model.runner, model.whole))
-            return _compare(name, got, want, model.allowed, model.why + (f"; in float64: {failed}" if failed else ""))
+            return _compare(name, got, want, model.allowed, joined((model.why, *_in_float64(failed))))
         except WrongArgument:
             raise
         except Unanswered as answer:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from saccade.support.language import Message
 from saccade.text import visible
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -54,7 +55,7 @@ def float64_copy(model: Model, run: Callable[[Model], Tensor]) -> tuple[Model | 
             out = run(wide)
     except Exception as error:  # a model may raise any error; the caller then continues in the model's dtype
         return None, describe_error(error)
-    return (wide, "") if out.dtype is torch.float64 else (None, f"its outputs stay {out.dtype}")
+    return (wide, "") if out.dtype is torch.float64 else (None, Message("its outputs stay {dtype}", dtype=out.dtype))
 
 
 def describe_error(error: Exception) -> str:

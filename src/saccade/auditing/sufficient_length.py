@@ -46,10 +46,11 @@ def parts_of(declared: Declared, rules: Sequence[Mask], subject: ModelUnderTest,
     """
 
     def tokens(count: int) -> str:
-        return f"inputs with {count}" if given else f"length={count}"
+        return Message("inputs with {count}", count=count) if given else f"length={count}"
 
     def targets(count: int) -> str:  # a random target has two thirds of the length of the source
-        return f"decoder_input_ids with {count}" if given else f"length={-(-3 * count // 2)}"
+        words = "decoder_input_ids with {count}"
+        return Message(words, count=count) if given else f"length={-(-3 * count // 2)}"
 
     if not isinstance(subject, EncoderDecoderUnderTest):
         return [Part("", rules, subject.shape[1], tokens)]

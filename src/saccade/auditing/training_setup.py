@@ -93,7 +93,7 @@ def audit_setup(
         alone = _compare_with_alone(model, batch, inputs)
     rules = [rule for one in _listed(within) for rule in ([one] if isinstance(one, Mask) else one)]
     longest = max(length for item in batch.lengths for length in item)
-    part = Part("", rules, longest, lambda count: f"texts of {count} tokens")
+    part = Part("", rules, longest, lambda count: Message("texts of {count} tokens", count=count))
     found = (*batch.claims(), *report.claims, *text_is_long_enough([part]), alone)
     words = Message("assumed: {rule}", rule=report.rule) if rule is None else report.rule
     return dataclasses.replace(

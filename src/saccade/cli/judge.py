@@ -13,6 +13,7 @@ from rich.console import Console
 from saccade.cli.exit_status import refuse, refuse_combination
 from saccade.cli.output_files import all_or_none, folder_for, writing
 from saccade.cli.progress import progress
+from saccade.support.language import translated
 from saccade.testing.judging import Declaration, Judgement, Source, check_interpreter
 from saccade.testing.judging import judge as run
 from saccade.testing.judging.counter_example import MARK
@@ -163,5 +164,8 @@ def _write_scripts(judgement: Judgement, folder: Path) -> None:
             if MARK in path.read_text(encoding="utf-8", errors="replace").partition("\nfrom __future__")[0]:
                 path.unlink()
     for example in judgement.counter_examples:
-        written = f"wrote {visible(str(folder / f'{example.law}.py'))}"
-        typer.echo(written if example.script else f"no script for {example.law}: {example.no_script}")
+        if example.script:
+            typer.echo(translated("wrote {path}", path=visible(str(folder / f"{example.law}.py"))))
+        else:
+            why = translated(example.no_script)
+            typer.echo(translated("no script for {law}: {why}", law=example.law, why=why))

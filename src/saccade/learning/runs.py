@@ -21,6 +21,7 @@ from saccade.learning.mixers import MIXERS
 from saccade.learning.task_presets import QUESTIONS
 from saccade.learning.training import DEFAULT, SOLVED, Outcome, Settings, train
 from saccade.support.errors import value_error
+from saccade.support.language import translated
 from saccade.support.validation import check_int
 from saccade.tasks import IGNORED
 
@@ -166,7 +167,10 @@ def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
     mixers, questions = names(outcomes)
     lines = [["", *questions]]
     lines += [[mixer, *(_cell(_select(outcomes, mixer, question)) for question in questions)] for mixer in mixers]
-    return [*lines, ["the most common answer", *(f"{_commonest_share(question):.2f}" for question in questions)]]
+    return [
+        *lines,
+        [translated("the most common answer"), *(f"{_commonest_share(question):.2f}" for question in questions)],
+    ]
 
 
 def names(outcomes: Mapping[Run, Outcome]) -> tuple[list[str], list[str]]:
@@ -185,11 +189,13 @@ def shares(outcomes: Mapping[Run, Outcome]) -> list[list[float]]:
 def legend(outcomes: Mapping[Run, Outcome]) -> str:
     """Return the legend of the outcome table: the meaning of its cells, and the cost of the runs."""
     seeds, minutes = len({run.seed for run in outcomes}), sum(outcome.seconds for outcome in outcomes.values()) / 60
-    return (
-        f"Share of correct answers to new texts, mean over {seeds} "
-        f"seed{'' if seeds == 1 else 's'} (lowest to highest), or "
-        f"the number of steps in which all learned ({SOLVED:.0%} correct). "
-        f"{len(outcomes)} runs, {minutes:.0f} minutes of one core."
+    return translated(
+        "Share of correct answers to new texts, mean over {seeds} (lowest to highest), or the number of steps in which "
+        "all learned ({solved:.0%} correct). {runs} runs, {minutes:.0f} minutes of one core.",
+        seeds=translated("{number:,} seed" if seeds == 1 else "{number:,} seeds", number=seeds),
+        solved=SOLVED,
+        runs=len(outcomes),
+        minutes=minutes,
     )
 
 
@@ -202,9 +208,12 @@ def _cell(outcomes: Sequence[Outcome]) -> str:
         return _NO_RUN
     shares = [outcome.accuracy for outcome in outcomes]
     if min(shares) >= SOLVED:
-        return f"learned, {round(statistics.mean(outcome.steps for outcome in outcomes))}"
+        steps = round(statistics.mean(outcome.steps for outcome in outcomes))
+        return translated("learned, {steps}", steps=steps)
     mean = f"{statistics.mean(shares):.2f}"
-    return f"{mean} ({min(shares):.2f} to {max(shares):.2f})" if len(shares) > 1 else mean
+    if len(shares) == 1:
+        return mean
+    return translated("{mean} ({least:.2f} to {most:.2f})", mean=mean, least=min(shares), most=max(shares))
 
 
 def _commonest_share(question: str) -> float:

@@ -16,6 +16,13 @@ from saccade.support.validation import check_choice
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
+_FILES = (
+    "chinese.toml",
+    "chinese_reports.toml",
+    "chinese_claims.toml",
+    "chinese_measurements.toml",
+    "chinese_laws.toml",
+)
 _current: ContextVar[Language] = ContextVar("language", default="en")
 
 
@@ -91,7 +98,9 @@ class Message(str):
     values: Mapping[str, object]
 
     def __new__(cls, words: str, /, **values: object) -> Message:
-        """Format English words with values."""
+        """Format English words with values. A message without new values is returned unchanged."""
+        if isinstance(words, Message) and not values:
+            return words
         message = super().__new__(cls, words.format(**values) if values else words)
         message.words, message.values = words, values
         return message
@@ -104,13 +113,13 @@ def one_line(words: str) -> str:
 
 def joined(parts: Iterable[str]) -> str:
     """Join messages by semicolons into one; empty parts are left out."""
-    first, *others = [part if isinstance(part, Message) else Message(part) for part in parts if part] or [Message("")]
+    first, *others = [Message(part) for part in parts if part] or [Message("")]
     return Message("{first}; {others}", first=first, others=joined(others)) if others else first
 
 
 @cache
 def chinese() -> Mapping[str, str]:
     """Return the Chinese translations of all texts, keyed by the English text."""
-    files = (Path(__file__).parent / name for name in ("chinese.toml", "chinese_reports.toml", "chinese_claims.toml"))
+    files = (Path(__file__).parent / name for name in _FILES)
     tables = [table for file in files for table in tomllib.loads(file.read_text(encoding="utf-8")).values()]
     return {english: words for table in tables for english, words in table.items()}

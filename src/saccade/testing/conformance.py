@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from saccade.support.errors import UnsupportedError, kind, type_error, value_error
+from saccade.support.language import Message, joined
 from saccade.support.validation import check_choice
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES, LARGE_CASES
@@ -139,19 +140,20 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
     try:
         reasons = law.reasons(subject, case)
         if reasons:
-            return Result(law.name, case.name, dtype, "not applicable", "; ".join(reasons))
+            return Result(law.name, case.name, dtype, "not applicable", joined(reasons))
         lacks = () if law.needs is None else subject.lacks(case, law.needs)
         if lacks:
-            return Result(law.name, case.name, dtype, "not offered", "; ".join(lacks))
+            return Result(law.name, case.name, dtype, "not offered", joined(lacks))
         with measuring() as measured:
             law(subject, case, dtype)
     except LawBroken as broken:
-        return Result(law.name, case.name, dtype, "broken", str(broken))
+        return Result(law.name, case.name, dtype, "broken", broken.args[0])
     except NotImplementedError as refusal:
-        why = "; ".join(refusal.reasons) if isinstance(refusal, UnsupportedError) else _one_line(refusal)
+        why = joined(refusal.reasons) if isinstance(refusal, UnsupportedError) else _one_line(refusal)
         return Result(law.name, case.name, dtype, "not offered", why)
     except Exception as crash:
-        return Result(law.name, case.name, dtype, "broken", f"raised {type(crash).__name__}: {_one_line(crash)}")
+        message = Message("raised {error}: {text}", error=type(crash).__name__, text=_one_line(crash))
+        return Result(law.name, case.name, dtype, "broken", message)
     return Result(law.name, case.name, dtype, "kept", roundings=max(measured, default=None))
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
+from saccade.support.language import Message
 from saccade.testing import oracle, tolerances
 
 _OWNERS: tuple[ModuleType | type, ...] = (torch, torch.linalg, torch.testing, torch.Tensor, F, oracle, tolerances)
@@ -39,10 +40,10 @@ class Surroundings:
         found = []
         for name, known in self.settings.items():  # first, because setting a default dtype replaces torch.Storage
             if (now := _SETTINGS[name].read()) != known:
-                found.append(f"torch's {name} is {now}, not {known}")
+                found.append(Message("torch's {name} is {now}, not {known}", name=Message(name), now=now, known=known))
                 _SETTINGS[name].write(known)
         for owner, names in self.functions.items():
             for name in [name for name, known in names.items() if vars(owner).get(name) is not known]:
-                found.append(f"{owner.__name__}.{name} was replaced by another function")
+                found.append(Message("{name} was replaced by another function", name=f"{owner.__name__}.{name}"))
                 setattr(owner, name, names[name])
         return tuple(found)

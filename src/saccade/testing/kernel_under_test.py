@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.language import Message
 from saccade.support.validation import check_bool, check_choice
 from saccade.testing.case import Case
 from saccade.testing.global_state import Surroundings
@@ -125,7 +126,11 @@ class Subject:
 
     def missing(self, needed: Collection[str]) -> tuple[str, ...]:
         """Return a reason for each option in ``needed`` that the subject does not offer."""
-        return tuple(_LACKS.get(name, f"takes no {name}") for name in dict.fromkeys(needed) if name not in self.offers)
+        return tuple(
+            _LACKS.get(name, Message("takes no {name}", name=name))
+            for name in dict.fromkeys(needed)
+            if name not in self.offers
+        )
 
     def needed(self, problem: Problem) -> tuple[str, ...]:
         """Return the names of the options and positions that the subject needs for a problem."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from saccade.matrix import attention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
 
@@ -68,7 +69,7 @@ def tokens_cluster(
     early = flow(circle, 200, 50.0)
     late = flow(early, 400, 50.0)
     for layers, tokens in ((200, early), (600, late)):
-        yield at_most(f"β = 50, on a circle: clusters after {layers} layers", count(tokens), 12)
+        yield at_most(Message("β = 50, on a circle: clusters after {layers} layers", layers=layers), count(tokens), 12)
         yield at_least("the same", count(tokens), 3)
     distance = torch.where(clusters(late), 1 - late @ late.T, 0.0).max()
     yield at_most("the same: largest distance within a cluster, 1 - cosine", float(distance), 0.01)

@@ -12,6 +12,7 @@ from saccade.masks import Causal, Full, Global, Mask, Strided, Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.mechanisms import Linear, Linformer, Mechanism, Performer
 from saccade.mechanisms.linformer import LinformerMatrix
+from saccade.support.language import Message
 from saccade.testing.laws.memory import largest_tensor
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
@@ -229,7 +230,7 @@ def a_hundred_thousand_tokens_are_infeasible(
     for row in (n // 2, n - 1):
         weights = (q[0, 0, row].double() @ k[0, 0, : row + 1].double().T / 2).softmax(-1)
         error = float((outputs[0][0, 0, row] - weights @ v[0, 0, : row + 1].double()).abs().max())
-        yield at_most(f"exact causal attention, run: error of row {row:,}", error, 1e-5)
+        yield at_most(Message("exact causal attention, run: error of row {row:,}", row=row), error, 1e-5)
     yield apart("largest tensor created for it, as a share of the 40 GB of all weights", share, 1.0, 0.99)
     x = torch.empty(n, 4, device="meta")
     yield equal("entries of QKᵀ, for one head", scores(x, x).numel(), 1e10)

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.masks import Mask
 from saccade.models import Decoder, DecoderConfig
 from saccade.nn import MultiHeadAttention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
 from saccade.theory.measurement import Measurements, differ, equal, same
@@ -63,7 +64,9 @@ def prefill_and_decode_are_the_full_run(
         for heads in (4, 2):
             model = draw.module(partial(make, heads)).eval()
             logits, cache_bytes[heads] = decode(model, tokens, _PROMPT)
-            yield same(f"{heads} key heads: logits, against the full run", logits, model(tokens), 1e-10)
+            yield same(
+                Message("{heads} key heads: logits, against the full run", heads=heads), logits, model(tokens), 1e-10
+            )
     yield equal(
         "bytes of the cache, against 2 n · layers · heads · width, in float64",
         cache_bytes[4],

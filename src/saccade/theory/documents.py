@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from saccade.support.language import Message, in_language, translated
 from saccade.theory.claim import Verdict
 from saccade.theory.claims import find
 
+_DIFFERENCE = ", largest difference"
 Judged = Verdict | Literal["not checked"]
 """The verdict on a statement, or "not checked" if no measurement of this library could contradict it."""
 
@@ -29,6 +31,7 @@ class Statement(NamedTuple):
         chinese: the statement in Chinese.
         claim: the name of the claim that tests the statement; empty if none does.
         row: the name of the claim's measurement that could contradict the verdict.
+        row_in_chinese: the row in Chinese, if the row contains a number or another value; otherwise empty.
         verdict: the verdict on this statement, by default the claim's verdict; "not checked" without a claim.
         condition: the condition of a "holds if" statement; empty if it is the claim's condition.
         condition_in_chinese: the condition in Chinese.
@@ -40,6 +43,7 @@ class Statement(NamedTuple):
     chinese: str
     claim: str = ""
     row: str = ""
+    row_in_chinese: str = ""
     verdict: Judged = "not checked"
     condition: str = ""
     condition_in_chinese: str = ""
@@ -115,10 +119,19 @@ def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False
                 condition = f"：{entry.condition_in_chinese}" if chinese else f" {entry.condition}"
                 words = (words[0], words[1] + condition)
             evidence = (
-                (f"`{entry.claim}`", entry.row)
+                (f"`{entry.claim}`", row_in_chinese(entry) if chinese else entry.row)
                 if entry.claim
                 else ("", entry.reason_in_chinese if chinese else entry.reason)
             )
             lines.append("| " + " | ".join([*words, evidence[0], evidence[1].replace("|", "\\|")]) + " |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def row_in_chinese(entry: Statement) -> str:
+    """Return the Chinese name of a statement's measurement."""
+    if entry.row_in_chinese:
+        return entry.row_in_chinese
+    name = Message(entry.row.removesuffix(_DIFFERENCE))
+    with in_language("zh"):
+        return translated(Message("{what}" + _DIFFERENCE, what=name) if name != entry.row else name)

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, estimate, same
 
@@ -67,7 +68,11 @@ def features_estimate_the_kernel(
     x, y = _random_vector(draw, width, 0.6), _random_vector(draw, width, 0.6)
     directions = draw.normal(200_000, width)
     for kind in ("positive", "trigonometric"):
-        yield estimate(f"{kind} features: mean of the estimates", samples(x, y, directions, kind), float((x @ y).exp()))
+        yield estimate(
+            Message("{kind} features: mean of the estimates", kind=Message(kind)),
+            samples(x, y, directions, kind),
+            float((x @ y).exp()),
+        )
     together = samples(x, y, orthogonal(draw, 25_000, width).flatten(0, 1)).view(-1, width).mean(-1)
     alone = samples(x, y, directions).view(-1, width).mean(-1)
     yield estimate("orthogonal directions: mean of the estimates", together, float((x @ y).exp()))
@@ -216,7 +221,9 @@ def positive_features_are_always_better(
     for name, y in (("x = y", x), ("x = -y", -x)):
         seen = kernel_samples(x, y, directions, "trigonometric")
         errors = (seen - (x @ y).exp()).square()
-        yield estimate(f"variance of trigonometric features, {name}", errors, float(trigonometric(x, y)), 1e-12)
+        yield estimate(
+            Message("variance of trigonometric features, {name}", name=name), errors, float(trigonometric(x, y)), 1e-12
+        )
     gain = float(positive(x, x) - trigonometric(x, x))
     yield apart(
         "variance of positive over that of trigonometric features, x = y, which is claimed to be at most 0", gain, 0, 1
@@ -247,7 +254,10 @@ def attention_is_low_rank_by_projection(
     error = project(weights, directions) @ values - weights @ values
     relative = float(error.norm() / (weights @ values).norm())
     yield apart(
-        f"relative error with k = {rank}, as the theorem asks for ε = 0.5, which is claimed to be ε at most",
+        Message(
+            "relative error with k = {rank}, as the theorem asks for ε = 0.5, which is claimed to be ε at most",
+            rank=rank,
+        ),
         relative,
         error_allowed,
         0.6,
@@ -288,4 +298,4 @@ def linformer_is_exact_by_construction(
         of_keys, of_values = projections(directions, delta)
         output = (scores @ of_keys.T).softmax(-1) @ (of_values @ value)
         error = float((output - exact).norm() / exact.norm())
-        yield apart(f"relative error of the output, δ = {delta:.1g}", error, 0.0, 0.5)
+        yield apart(Message("relative error of the output, δ = {delta:.1g}", delta=delta), error, 0.0, 0.5)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saccade.masks import Causal
 from saccade.matrix import attention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 
@@ -75,7 +76,7 @@ def attention_gradients(
     allowed = torch.arange(9) <= torch.arange(7)[:, None] + 2
     closed_form = backward(_weights(q, k, allowed), q, k, v, upstream)
     for name, formula, automatic in zip(("query", "key", "value"), closed_form[:3], seen, strict=True):
-        yield same(f"gradient of the {name}", formula, automatic[0, 0])
+        yield same(Message("gradient of the {name}", name=Message(name)), formula, automatic[0, 0])
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     seen = torch.autograd.grad(hard(*inputs), inputs, upstream, materialize_grads=True)
     yield equal(

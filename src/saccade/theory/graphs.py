@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.masks import Global, Mask, Random, Window, bigbird, longformer
 from saccade.matrix import attention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
@@ -127,7 +128,10 @@ def windows_and_random_keys_suffice(
     wanted = draw.normal(16, 4, 2)
     for number, name in ((3, "three"), (2, "two")):
         error = float((stack(tokens, wanted, number) - wanted).abs().max())
-        what = f"{name} layers of Window(1, 1), all 16 sequences of 4 places, random numbers: largest error"
+        what = Message(
+            "{name} layers of Window(1, 1), all 16 sequences of 4 places, random numbers: largest error",
+            name=Message(name),
+        )
         yield at_most(what, error, 1e-9) if number == 3 else at_least(what, error, 0.5)
     n = 128
     allowed = pattern(draw.integer()).to_dense(n)[0, 0]

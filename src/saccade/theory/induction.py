@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from saccade.masks import Causal
 from saccade.matrix import attention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 from saccade.theory.trained_layers import Layer, Task, attentive, learned
@@ -72,7 +73,7 @@ def induction_takes_two_layers(
         return float((predict(tokens, layers)[half:-1] == tokens[half + 1 :]).double().mean())
 
     for half in (4, 32, 256):
-        yield equal(f"two layers built by hand, n = {2 * half}: accuracy", accuracy(half, 2), 1.0)
+        yield equal(Message("two layers built by hand, n = {n}: accuracy", n=2 * half), accuracy(half, 2), 1.0)
     yield at_most("the second of them alone, n = 512: accuracy", accuracy(256, 1), 0.1)
     one = learned(layer(4), following(), steps=200, rate=0.01, activation=torch.relu).accuracy
     yield at_most("one trained layer, 9 tokens: accuracy, best of 4 seeds", float(one.max()), 0.4)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saccade.masks import Window
 from saccade.matrix import AttentionMatrix, attention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.theory.rank import weights_of
@@ -125,7 +126,7 @@ def position_information(
     n = 24
     for name, pattern in patterns(n).items():
         expected = math.log(n) if name == "one key each" else 0.0
-        yield equal(f"{name}: nats", divergence(pattern), expected)
+        yield equal(Message("{name}: nats", name=Message(name)), divergence(pattern), expected)
     matrix = AttentionMatrix(draw.normal(1, 1, n, 4), draw.normal(1, 1, n, 4))
     mean = matrix.received()[0, 0] / n
     entropies = float(torch.special.entr(mean).sum() - matrix.entropy()[0, 0].mean())
@@ -291,5 +292,5 @@ def attention_is_an_information_bottleneck(
     yield equal("the same: bits about the target", even[1], 1.5 - 0.75 * math.log2(3))
     every_map = [terms(labels, targets) for labels in _partitions(8)]
     least = min(about_input - _BETA * about_target for about_input, about_target in every_map)
-    yield equal(f"least I(X; Z) - 2 I(Z; Y) of all {len(every_map):,} maps", least, 1 - _BETA)
+    yield equal(Message("least I(X; Z) - 2 I(Z; Y) of all {count:,} maps", count=len(every_map)), least, 1 - _BETA)
     yield apart("the same of softmax weights", soft[0] - _BETA * soft[1], least, 1.5)

@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade.masks import Causal
 from saccade.matrix import AttentionMatrix, attention
 from saccade.mechanisms import SSD
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, equal, same
 
@@ -79,7 +80,7 @@ def attention_descends_gradients_in_context(
     y = x @ truth
     for steps in (1, 5):
         yield same(
-            f"predictions of {steps} linear layers, against {steps} steps of gradient descent",
+            Message("predictions of {steps} linear layers, against {steps} steps of gradient descent", steps=steps),
             layers(x, y, asked, steps, rate, attend),
             predictions_of_descent(x, y, asked, steps, rate),
         )
@@ -164,12 +165,14 @@ def state_spaces_are_attention(
         decays = 0.8 + 0.15 * draw.uniform(n, size)
         whole = recurrence(read, written, decays, torch.eye(n, dtype=torch.float64))
         yield equal(
-            f"{name}: rank from the first half to the second, 4 channels", rank_below_the_diagonal(whole), states
+            Message("{name}: rank from the first half to the second, 4 channels", name=Message(name)),
+            rank_below_the_diagonal(whole),
+            states,
         )
         mask = rank_below_the_diagonal(whole / (read @ written.T))
         if size == 1:
-            yield equal(f"{name}: rank of that block of the mask", mask, 1)
+            yield equal(Message("{name}: rank of that block of the mask", name=Message(name)), mask, 1)
         else:
-            yield apart(f"{name}: rank of that block of the mask", mask, 1, 14.5)
+            yield apart(Message("{name}: rank of that block of the mask", name=Message(name)), mask, 1, 14.5)
     softmax = rank_below_the_diagonal(weights(read, written))
     yield equal("softmax attention, 4 channels: rank from the first half to the second", softmax, n // 2)

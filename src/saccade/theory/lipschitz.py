@@ -9,6 +9,7 @@ from torch import Tensor
 
 from saccade.matrix import attention
 from saccade.scores import Gaussian
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal
 
@@ -53,7 +54,11 @@ def self_attention_is_lipschitz(
     for r in (32, 64):
         growth = norms[r] / norms[r // 2]
         yield equal(
-            f"norm of the Jacobian, tokens of length {r}, over length {r // 2}", growth, 4.0, 0.05, "the law r²"
+            Message("norm of the Jacobian, tokens of length {r}, over length {half}", r=r, half=r // 2),
+            growth,
+            4.0,
+            0.05,
+            "the law r²",
         )
         yield apart("the same", growth, 1.0, 2.5)
     ratios = [

@@ -57,7 +57,7 @@ class Measurement:
 
     def __str__(self) -> str:
         seen = round(self.seen, 9) + 0.0 if self.agrees and abs(self.seen) < 1e-9 else self.seen  # rounding is noise
-        values = {"what": self.what, "seen": seen, "expected": self.expected, "why": translated(self.why)}
+        values = {"what": translated(self.what), "seen": seen, "expected": self.expected, "why": translated(self.why)}
         words = {
             "=": "{what}: seen {seen:.4g}, expected {expected:.4g} ({why})",
             "<=": "{what}: seen {seen:.4g}, at most {expected:.4g} ({why})",
@@ -104,12 +104,16 @@ def apart(what: str, seen: float, claimed: float, margin: float) -> Measurement:
 
 def same(what: str, seen: Tensor, expected: Tensor, tolerance: float = 1e-12) -> Measurement:
     """Build a measurement that expects two tensors to be equal, by comparing their largest difference with 0."""
-    return equal(f"{what}, largest difference", _largest_difference(seen, expected), 0.0, tolerance)
+    return equal(
+        Message("{what}, largest difference", what=Message(what)), _largest_difference(seen, expected), 0.0, tolerance
+    )
 
 
 def differ(what: str, seen: Tensor, claimed: Tensor, margin: float) -> Measurement:
     """Build a measurement that refutes the equality of two tensors: some entry must differ by more than ``margin``."""
-    return apart(f"{what}, largest difference", _largest_difference(seen, claimed), 0.0, margin)
+    return apart(
+        Message("{what}, largest difference", what=Message(what)), _largest_difference(seen, claimed), 0.0, margin
+    )
 
 
 def estimate(what: str, samples: Tensor, expected: float, bias: float = 0.0) -> Measurement:

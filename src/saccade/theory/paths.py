@@ -11,6 +11,7 @@ from torch.autograd.graph import Node
 
 from saccade.masks import Causal, Mask
 from saccade.matrix import attention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, growth, recurrence
 from saccade.theory.measurement import Measurements, at_least, at_most, equal, same
@@ -193,7 +194,9 @@ def convolutions_are_local(
     for layers in (1, 4):
         strength = influence(network(draw, layers), x)
         reach = int((strength.amax(0) > 0).nonzero().max())
-        yield equal(f"farthest token with an influence, {layers} layers of width 3", reach, 2 * layers)
+        yield equal(
+            Message("farthest token with an influence, {layers} layers of width 3", layers=layers), reach, 2 * layers
+        )
 
 
 @claim(
@@ -212,7 +215,12 @@ def recurrent_gradients_explode(
         strength = influence(network(draw, gain), x).mean(0)
         expected = gain**64
         seen = float(strength[64] / strength[0]) / expected
-        yield equal(f"linear, gain {gain}: influence 64 steps away, over {expected:.3g}", seen, 1.0, 1e-9)
+        yield equal(
+            Message("linear, gain {gain}: influence 64 steps away, over {expected:.3g}", gain=gain, expected=expected),
+            seen,
+            1.0,
+            1e-9,
+        )
     small = influence(network(draw, 1.1, torch.tanh), x / 1e6).mean(0)
     grown = float(small[64] / small[0]) / 1.1**64
     yield equal("tanh, gain 1.1, inputs of size 10⁻⁶: 64 steps away, over 446", grown, 1.0, 0.01, "nothing saturates")

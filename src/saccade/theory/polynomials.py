@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
 
@@ -64,7 +65,11 @@ def bounded_entries_make_attention_cheap(
         return float((features(query, key, value, degree) - exact).norm() / exact.norm())
 
     for n in (64, 1024):
-        yield at_most(f"entries within ± 1, n = {n:,}, 70 features of degree 4: relative error", error(1.0, n, 4), 0.01)
+        yield at_most(
+            Message("entries within ± 1, n = {n:,}, 70 features of degree 4: relative error", n=n),
+            error(1.0, n, 4),
+            0.01,
+        )
     yield at_least("entries within ± 4, n = 1,024: the same", error(4.0, 1024, 4), 0.5)
 
     def needed(bound: float, n: int) -> int:

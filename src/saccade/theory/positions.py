@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade.masks import Causal, Mask
 from saccade.matrix import AttentionMatrix, attention
 from saccade.positions import Rotary
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, differ, equal, estimate, same
 
@@ -64,7 +65,9 @@ def a_causal_mask_tells_positions(
     order = torch.cat([draw.permutation(31), torch.tensor([31])])
     for name, layers, mask in (("no mask, three layers", 3, None), ("causal, one layer", 1, Causal())):
         last, shuffled = (stack(sequence, maps[:layers], mask)[-1] for sequence in (tokens, tokens[order]))
-        yield same(f"{name}: last output after shuffling the tokens before it", shuffled, last)
+        yield same(
+            Message("{name}: last output after shuffling the tokens before it", name=Message(name)), shuffled, last
+        )
     last, shuffled = (stack(sequence, maps[:2], Causal())[-1] for sequence in (tokens, tokens[order]))
     yield differ("causal, two layers: the same", shuffled, last, 0.04)
 
@@ -127,4 +130,8 @@ def rotary_scores_fall_with_distance(
     distances = torch.tensor([0, 64, 511])
     squares = scores(draw.normal(20_000, width), draw.normal(20_000, width), distances).square()
     for one, distance in zip(squares.unbind(-1), distances.tolist(), strict=True):
-        yield estimate(f"random queries and keys, distance {distance}: mean square of the product", one, width)
+        yield estimate(
+            Message("random queries and keys, distance {distance}: mean square of the product", distance=distance),
+            one,
+            width,
+        )

@@ -11,6 +11,7 @@ from saccade.masks import Causal, Documents, Mask
 from saccade.matrix import AttentionMatrix, attention
 from saccade.models import chinese_encoder, small_decoder
 from saccade.nn import MultiHeadAttention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
@@ -96,10 +97,16 @@ def attention_is_approximately_low_rank(
     for name, layers in heads().items():
         shares = [directions(layer).double() / layer.shape[-1] for layer in layers]
         typical, widest = float(torch.cat(shares).median()), float(torch.cat(shares).max())
-        yield at_most(f"{name}: directions for 90 % of the energy / n, median head", typical, 0.3)
+        yield at_most(
+            Message("{name}: directions for 90 % of the energy / n, median head", name=Message(name)), typical, 0.3
+        )
         for number, layer_shares in enumerate(shares[1:], 2):
-            yield at_most(f"{name}, layer {number}: the same", float(layer_shares.median()), 0.35)
-        yield at_least(f"{name}: head that needs most", widest, 0.45)
+            yield at_most(
+                Message("{name}, layer {number}: the same", name=Message(name), number=number),
+                float(layer_shares.median()),
+                0.35,
+            )
+        yield at_least(Message("{name}: head that needs most", name=Message(name)), widest, 0.45)
         if name == "encoder":
             yield at_least("encoder, layer 1: median head", float(shares[0].median()), 0.6)
     dense = weights(draw.normal(96, 32), draw.normal(96, 32))
@@ -148,7 +155,7 @@ def logits_have_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tens
     for width in (2, 5):
         centred = centred_logs(weights(draw.normal(30, width), draw.normal(30, width)))
         rank = int(torch.linalg.matrix_rank(centred, rtol=1e-9))
-        yield equal(f"rank of centred log A, n = 30, d_k = {width}", rank, width)
+        yield equal(Message("rank of centred log A, n = 30, d_k = {width}", width=width), rank, width)
 
 
 @claim(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, estimate
 
@@ -123,7 +124,7 @@ def variance_is_d_k(
     samples = 20_000
     for width in (4, 64):
         q, k = draw.normal(samples, width), draw.normal(samples, width)
-        yield estimate(f"variance of q·k, d_k = {width}", products(q, k).square(), variance(width))
+        yield estimate(Message("variance of q·k, d_k = {width}", width=width), products(q, k).square(), variance(width))
     width = 64
     square = products(q, q)
     yield estimate("mean of q·q, where query and key are one", square, width)
@@ -147,7 +148,7 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
     for width in (4, 64, 128):
         q, k = draw.normal(samples, width), draw.normal(samples, width)
         scores = (q * k).sum(-1) * scale(width)
-        yield estimate(f"variance of the scaled scores, d_k = {width}", scores.square(), 1.0)
+        yield estimate(Message("variance of the scaled scores, d_k = {width}", width=width), scores.square(), 1.0)
     row = 3.0 * q[0] / q[0].norm()  # a query with length 3
     scores = k @ row * scale(128)
     yield estimate("variance in the row of a query of length 3, d_k = 128", scores.square(), 9.0 / 128)
@@ -170,7 +171,11 @@ def unscaled_gradients_vanish(
     for width in (8, 64, 1024):
         # The scores of a fixed query with independent normal keys are normal, with standard deviation |q|.
         scores = draw.normal(rows, width).norm(dim=-1, keepdim=True) * draw.normal(rows, keys)
-        yield at_least(f"scaled, d_k = {width}: median", float(movability(scores * scale(width)).median()), 0.75)
+        yield at_least(
+            Message("scaled, d_k = {width}: median", width=width),
+            float(movability(scores * scale(width)).median()),
+            0.75,
+        )
         left = movability(scores * unscaled(width))
         medians[width], means[width] = float(left.median()), float(left.mean())
     yield at_least("unscaled, d_k = 8: median, which has not vanished", medians[8], 0.2)
@@ -271,6 +276,8 @@ def entropy_of_normal_scores(
     normal = draw.normal(rows, keys)
     entropy = {sigma: torch.special.entr(softmax(sigma * normal)).sum(-1) for sigma in (0.25, 0.5, 1.0, 4.0, 8.0)}
     for sigma in (0.25, 0.5, 1.0):
-        yield estimate(f"entropy, σ = {sigma}, n = 4,096", entropy[sigma], law(keys, sigma), bias=0.01)
+        yield estimate(
+            Message("entropy, σ = {sigma}, n = 4,096", sigma=sigma), entropy[sigma], law(keys, sigma), bias=0.01
+        )
     yield apart("entropy, σ = 4", float(entropy[4.0].mean()), law(keys, 4.0), 1.0)
     yield at_most("entropy, σ = 8: d_k = 64 without a scale", float(entropy[8.0].mean()), 2.0)

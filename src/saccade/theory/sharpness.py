@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 from saccade.theory.softmax import softmax
@@ -77,12 +78,16 @@ def softmax_stays_sharp(
     for n in (16, 1024):
         scores = 4 * draw.uniform(500, n) - 2
         yield at_most(
-            f"n = {n:,}, 500 rows of scores within ± 2: largest weight", float(softmax(scores).max()), bound(n, 2.0)
+            Message("n = {n:,}, 500 rows of scores within ± 2: largest weight", n=n),
+            float(softmax(scores).max()),
+            bound(n, 2.0),
         )
         scores = torch.full((n,), -2.0, dtype=torch.float64)
         scores[0] = 2.0
         yield equal(
-            f"n = {n:,}, one score of 2, the others -2: largest weight", float(softmax(scores)[0]), bound(n, 2.0)
+            Message("n = {n:,}, one score of 2, the others -2: largest weight", n=n),
+            float(softmax(scores)[0]),
+            bound(n, 2.0),
         )
         scores *= logarithmic(n)
         yield at_least("the same, scores times ln n / ln 16: largest weight", float(softmax(scores)[0]), 0.75)

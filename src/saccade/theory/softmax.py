@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 
@@ -181,5 +182,9 @@ def cooling_lowers_entropy(
         weights = cool(scores, beta).softmax(-1)
         entropy = -(weights * weights.log()).sum()
         (seen,) = torch.autograd.grad(entropy, beta)
-        yield equal(f"slope of the entropy at β = {number}", float(seen), float(slope(scores, beta.detach())))
-        yield at_most(f"the same, against 0, at β = {number}", float(seen), 0.0)
+        yield equal(
+            Message("slope of the entropy at β = {number}", number=number),
+            float(seen),
+            float(slope(scores, beta.detach())),
+        )
+        yield at_most(Message("the same, against 0, at β = {number}", number=number), float(seen), 0.0)

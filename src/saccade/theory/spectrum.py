@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Causal, Documents, Mask
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 from saccade.theory.rank import weights_of
@@ -73,7 +74,12 @@ def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], T
         1e-7,
     )
     for name, weights in (("each token to itself", eye), ("each token to the one before", eye.roll(1, 0))):
-        yield apart(f"smallest eigenvalue of {name}, of entropy 0", float(spectrum(weights)[-1]), 0.0, 0.99)
+        yield apart(
+            Message("smallest eigenvalue of {name}, of entropy 0", name=Message(name)),
+            float(spectrum(weights)[-1]),
+            0.0,
+            0.99,
+        )
 
 
 @claim(

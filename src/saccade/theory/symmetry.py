@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade.masks import Causal, Mask
 from saccade.matrix import attention
 from saccade.positions import Sinusoidal
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, same
 
@@ -45,7 +46,12 @@ def permutation_equivariance(
     positions = Sinusoidal(width).double()(torch.arange(n))
     broken["sinusoidal positions"] = attend(permuted + positions, None) - attend(x + positions, None)[:, :, order]
     for name, difference in broken.items():
-        yield apart(f"permuted, with {name}, largest difference", float(difference.abs().max()), 0.0, 0.01)
+        yield apart(
+            Message("permuted, with {name}, largest difference", name=Message(name)),
+            float(difference.abs().max()),
+            0.0,
+            0.01,
+        )
     once = attend(x, mask)
     yield same(
         "every token twice: outputs, against those of every token once",

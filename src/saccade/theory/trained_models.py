@@ -14,6 +14,7 @@ from saccade.matrix import AttentionMatrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.models import minilm, small_decoder
 from saccade.nn import MultiHeadAttention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
 from saccade.theory.rank import trained_heads
@@ -117,9 +118,13 @@ def trained_attention_is_sparse(
     for name, layers in heads().items():
         shares = torch.cat([needed(weights_of_layer) for weights_of_layer in layers])
         bound = 0.04 if name == "encoder" else 0.25
-        yield at_most(f"{name}: keys for 90 % of the attention, head that needs fewest", float(shares.min()), bound)
-        yield at_least(f"{name}: median head", float(shares.median()), 0.3)
-        yield at_least(f"{name}: head that needs most", float(shares.max()), 0.7)
+        yield at_most(
+            Message("{name}: keys for 90 % of the attention, head that needs fewest", name=Message(name)),
+            float(shares.min()),
+            bound,
+        )
+        yield at_least(Message("{name}: median head", name=Message(name)), float(shares.median()), 0.3)
+        yield at_least(Message("{name}: head that needs most", name=Message(name)), float(shares.max()), 0.7)
     weights = long()
     early, late = (float(needed(weights[:, rows]).median()) for rows in (slice(75), slice(150, 250)))
     yield at_least("decoder, a text of 250 tokens: median head, the first 75", early, 0.3)
@@ -174,13 +179,19 @@ def heads_learn_different_patterns(
         before = weights.diagonal(-1, dim1=1, dim2=2).mean(-1)
         seen = (weights > 0).sum(-1).clamp_min(2)
         breadth = (torch.special.entr(weights).sum(-1) / seen.log())[:, 1:].mean(-1)
-        yield at_least(f"{name}: share of the previous token, head with most", float(before.max()), 0.4)
-        yield at_most(f"{name}: head with least", float(before.min()), 0.1)
-        yield at_least(f"{name}: entropy as a share of the possible, broadest head", float(breadth.max()), 0.85)
-        yield at_most(f"{name}: narrowest head", float(breadth.min()), 0.5)
+        yield at_least(
+            Message("{name}: share of the previous token, head with most", name=Message(name)), float(before.max()), 0.4
+        )
+        yield at_most(Message("{name}: head with least", name=Message(name)), float(before.min()), 0.1)
+        yield at_least(
+            Message("{name}: entropy as a share of the possible, broadest head", name=Message(name)),
+            float(breadth.max()),
+            0.85,
+        )
+        yield at_most(Message("{name}: narrowest head", name=Message(name)), float(breadth.min()), 0.5)
         positions = torch.arange(weights.shape[-1])
         near = (weights * ((positions[:, None] - positions).abs() <= 3)).sum(-1)[:, 16:].mean(-1)
-        local = f"{name}: heads with half of their attention on tokens at most 3 away"
+        local = Message("{name}: heads with half of their attention on tokens at most 3 away", name=Message(name))
         yield at_least(local, int((near >= 0.5).sum()), 3)
 
 
@@ -316,9 +327,13 @@ def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
     ):
         best = int(hits(chosen, seen_chosen, source, target).argmax())
         share = float(hits(others, seen_others, source, target)[best])
-        yield at_least(f"{what}: share of sentences, head chosen by other words", share, least)
+        yield at_least(
+            Message("{what}: share of sentences, head chosen by other words", what=Message(what)), share, least
+        )
         away = [getattr(sentence, target) - getattr(sentence, source) for sentence in others]
-        yield at_most(f"{what}: the most frequent distance", max(map(away.count, away)) / count, 0.5)
+        yield at_most(
+            Message("{what}: the most frequent distance", what=Message(what)), max(map(away.count, away)) / count, 0.5
+        )
     verb = int(hits(chosen, seen_chosen, "verb", "thing").argmax())
     reached = float(hits(others, seen_others, "verb", "thing")[verb])
     yield at_least("from the verb to its object: share of sentences, head chosen by other words", reached, 0.8)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import attention
+from saccade.support.language import Message
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
@@ -101,7 +102,7 @@ def transformers_are_universal(
         ("the parity of the sum", (tokens.sum(1) % 2)[:, None, None].expand(27, _LENGTH, 1).double()),
     ):
         error = float((layer(tokens, wanted) - wanted).abs().max())
-        yield at_most(f"all 27 sequences of 3 letters, {name}: largest error", error, 1e-9)
+        yield at_most(Message("all 27 sequences of 3 letters, {name}: largest error", name=Message(name)), error, 1e-9)
     wanted = draw.normal(27, _LENGTH, 2)
     error = float((layer(tokens, wanted, activation=by_attention) - wanted).abs().max())
     yield at_most("a head with two keys in place of the relu, random numbers: largest error", error, 1e-9)

@@ -9,6 +9,7 @@ from saccade.auditing.claims.model_measurements import ModelMeasurements
 from saccade.auditing.equivalence import Pair, compare_run_pairs
 from saccade.auditing.equivalence_pairs import RunPair
 from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.support.language import Message
 
 
 def compared(
@@ -26,6 +27,6 @@ def claim_of(pair: Pair, passes: int) -> ClaimResult:
     found = None
     if pair.verdict == "broken" and pair.where is not None:
         found = CounterExample("differs", pair.where, None, pair.difference, "", pair.name, passes)
-    kept = f"the claim holds with saccade's kernel: {pair.remedy}" if pair.remedy else ""
+    kept = Message("the claim holds with saccade's kernel: {remedy}", remedy=pair.remedy) if pair.remedy else ""
     numbers = (pair.difference, pair.allowed) if answered and not math.isnan(pair.difference) else (0.0, 0.0)
     return ClaimResult(pair.name, pair.verdict, *numbers, found, kept if answered else pair.why)

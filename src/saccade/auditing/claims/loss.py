@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from saccade.auditing.claims.model_measurements import ModelMeasurements, first_of, result
 from saccade.auditing.finding import ClaimResult, CounterExample, Kind
 from saccade.auditing.runner import Unanswered
+from saccade.support.language import Message
 
 _IGNORED = -100
 _NOUNS = ("the loss at output", "the label of token")
@@ -81,9 +82,8 @@ def _check_rows(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> 
     mean = F.cross_entropy(logits[wanted].float(), following[wanted])
     apart = abs(float(total / mean) - 1)
     if apart > _CLOSE and not _has_other_terms(total, mean):
-        return _found(
-            "blind", wanted, apart
-        ), f"the loss is {float(total / mean):.3g} times the mean over the labelled rows"
+        words = "the loss is {times:.3g} times the mean over the labelled rows"
+        return _found("blind", wanted, apart), Message(words, times=float(total / mean))
     return None, ""
 
 

@@ -11,6 +11,7 @@ from saccade.auditing.claims.model_measurements import ModelMeasurements, first_
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import row_differences
+from saccade.support.language import Message
 
 _LARGE = 80.0  # a sink with this logit takes all weight, in float32 and in bfloat16
 _EQUAL = 1e-2  # smaller differences, relative to all rows, count as rounding
@@ -27,7 +28,8 @@ def sinks(measured: ModelMeasurements) -> list[ClaimResult]:
         return [ClaimResult("sinks", "not answered", why="no sink parameter was found")]
     found = [one for name, own in owners.items() if (one := _check_sink(measured, name, own)) is not None]
     heads = sum(own.numel() for own in owners.values())
-    return [result("sinks", found[0] if found else None, f"{heads} sinks in {len(owners)} modules")]
+    where = Message("{heads} sinks in {modules} modules", heads=heads, modules=len(owners))
+    return [result("sinks", found[0] if found else None, where)]
 
 
 def _sink_parameters(measured: ModelMeasurements) -> dict[str, nn.Parameter]:

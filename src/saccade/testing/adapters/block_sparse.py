@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.masks import Predicate
+from saccade.support.language import Message
 from saccade.support.validation import check_int
 from saccade.testing.adapters.calling_convention import Form, check_kernel_callable
 from saccade.testing.case import Case
@@ -91,7 +92,7 @@ def _why(
     if 0 in mask.shape:
         return ("takes no empty inputs",)
     whole = blocks_of_mask(mask, block_size) is not None
-    return () if whole else (f"takes only masks made of whole blocks of {block_size}",)
+    return () if whole else (Message("takes only masks made of whole blocks of {size}", size=block_size),)
 
 
 def _cases(size: int) -> tuple[Case, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import value_error
+from saccade.support.language import Message
 from saccade.support.validation import check_choice
 from saccade.testing.adapters.calling_convention import Form
 
@@ -112,10 +113,10 @@ def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, name: str, dtype: str, backward: object
 ) -> tuple[str, ...]:
     """Return the reasons why the C function cannot take the inputs."""
-    reasons = []
+    reasons: list[str] = []
     tensors = (query, key, value)
     if any(x.dtype != _DTYPES[dtype] or x.device.type != "cpu" for x in tensors):
-        reasons.append(f"takes {dtype} only on the CPU")
+        reasons.append(Message("takes {dtype} only on the CPU", dtype=dtype))
     if backward is None and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         reasons.append("has no gradients")
     return tuple(reasons)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.positions import Bias
 from saccade.support.errors import type_error, unsupported
+from saccade.support.language import Message
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 from saccade.testing.conformance import check
@@ -60,9 +61,9 @@ class Form:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
         """Run the kernel; the output is ``[batch, heads, q_len, value_dim]``."""
         used = ["relative" if isinstance(option, Bias) else name for name, option in options.items()]
-        reasons = [f"takes no {name}" for name in used if name not in self.offers]
+        reasons: list[str] = [Message("takes no {name}", name=name) for name in used if name not in self.offers]
         if not self.gqa and query.shape[1] != key.shape[1]:
-            reasons.append("takes no grouped heads")
+            reasons.append(Message("takes no grouped heads"))
         reasons += self.reasons(query, key, value, mask, **options)
         if reasons:
             raise unsupported(self.name, reasons)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.support.validation import check_choice
 from saccade.testing.adapters.calling_convention import Form, check_kernel_callable
 from saccade.testing.adapters.patterns import band_of, distances, in_band, one_mask
@@ -154,5 +155,5 @@ def _why(
         return ()
     if band is None or (known is not None and band not in known):
         words = {"none": "no mask", "causal": "only causal masks or none", "window": "only causal masks and windows"}
-        return (f"takes {words[masks]}",)
+        return (Message("takes {masks}", masks=Message(words[masks])),)
     return ()

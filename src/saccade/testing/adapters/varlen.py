@@ -97,5 +97,9 @@ def _why(
         return ("takes at least one sequence",)
     band = None if items is None else band_of_blocks(items, documents)
     if band is None or (not windows and band not in ((-1, -1), (-1, 0))):
-        return (f"takes only packed sequences, full or causal{' or with a window' if windows else ''}",)
+        return (
+            "takes only packed sequences, full or causal or with a window"
+            if windows
+            else "takes only packed sequences, full or causal",
+        )
     return ()

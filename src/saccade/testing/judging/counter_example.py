@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from saccade.support.language import Message
 from saccade.testing.case import Case
 from saccade.testing.conformance import try_law
 from saccade.testing.drawn_cases import DRAWN_CASES, drawn
@@ -101,9 +102,9 @@ def _described(case: Case, dtype: torch.dtype, device: torch.device | str) -> st
     """Return the shapes, the dtype and the mask of a case in one line."""
     problem = case.problem(dtype, device)
     shapes = ", ".join(f"{name} {list(getattr(problem, name).shape)}" for name in ("query", "key", "value"))
-    mask = "no mask" if case.mask is None else str(case.mask)
-    placed = ", explicit positions" if case.explicit_positions else ""
-    return f"{shapes}, {str(dtype).removeprefix('torch.')}, {mask}{placed}"
+    words = "{shapes}, {dtype}, {mask}, explicit positions" if case.explicit_positions else "{shapes}, {dtype}, {mask}"
+    mask = Message("no mask") if case.mask is None else str(case.mask)
+    return Message(words, shapes=shapes, dtype=str(dtype).removeprefix("torch."), mask=mask)
 
 
 def _kind(result: Result) -> str:

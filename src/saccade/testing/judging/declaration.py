@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import type_error, value_error
+from saccade.support.language import Message
 from saccade.support.validation import check_choice
 from saccade.testing.adapters import FORMS
 from saccade.testing.adapters.paged import lengths_of
@@ -114,27 +115,36 @@ class Declaration:
         """Return the reasons why the claims exclude the inputs of a call; empty if they do not."""
         reasons = list(self._sizes(query, key, value))
         if self.dtypes is not None and query.dtype not in {DTYPES[name] for name in self.dtypes}:
-            reasons.append(f"claims only {' and '.join(self.dtypes)}")
+            reasons.append(Message("claims only {names}", names=" and ".join(self.dtypes)))
         if not self.gradients and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             reasons.append("claims no gradients")
         if self.masks is not None and "any" not in self.masks and (kinds_of(mask) or {"any"}) - {*self.masks, "none"}:
-            reasons.append(f"claims only {' and '.join(self.masks)} masks" if self.masks else "claims no masks")
+            reasons.append(
+                Message("claims only {names} masks", names=" and ".join(self.masks))
+                if self.masks
+                else "claims no masks"
+            )
         return tuple(reasons)
 
     def _sizes(self, query: Tensor, key: Tensor, value: Tensor) -> list[str]:
         """Return the reasons why the claims exclude the shapes of a call."""
-        reasons, (q_len, kv_len) = [], (query.shape[2], key.shape[2])
+        reasons: list[str] = []
+        q_len, kv_len = query.shape[2], key.shape[2]
         width, value_width = query.shape[3], value.shape[3]
         if self.widths is not None and width not in self.widths:
-            reasons.append(f"claims only widths {', '.join(map(str, self.widths))}")
+            reasons.append(Message("claims only widths {widths}", widths=", ".join(map(str, self.widths))))
         if self.value_widths == "same" and value_width != width:
             reasons.append("claims only values as wide as keys")
         if isinstance(self.value_widths, tuple) and value_width not in self.value_widths:
-            reasons.append(f"claims only value widths {', '.join(map(str, self.value_widths))}")
+            reasons.append(Message("claims only value widths {widths}", widths=", ".join(map(str, self.value_widths))))
         least, most = self.lengths.get("min", 0), self.lengths.get("max")
         for length in {q_len, kv_len}:
             if length < least or (most is not None and length > most) or length % self.lengths.get("multiple", 1):
-                reasons.append("claims lengths " + ", ".join(f"{name} {x}" for name, x in self.lengths.items()))
+                reasons.append(
+                    Message(
+                        "claims lengths {names}", names=", ".join(f"{name} {x}" for name, x in self.lengths.items())
+                    )
+                )
                 break
         if not self.empty and 0 in (*query.shape[:3], kv_len):
             reasons.append("claims no empty inputs")

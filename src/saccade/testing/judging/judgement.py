@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from saccade.support.columns import display_width, left_aligned, right_aligned
+from saccade.support.language import Message, translated
 from saccade.testing.laws import Law
 from saccade.testing.report import Report, Result
 
@@ -138,35 +140,48 @@ class Judgement:
         reason = reasons.most_common(1)[0][0] if reasons else ""
         planned = self.planned.get(law.name, len(results))
         if len(results) < planned:
-            refused = f", none that the kernel takes: {reason}" if results else ""
-            return f"not reached in the time ({len(results):,} of {planned:,} trials ran{refused})"
+            words = "not reached in the time ({ran:,} of {planned:,} trials ran)"
+            if results:
+                words = "not reached in the time ({ran:,} of {planned:,} trials ran, none that the kernel takes: {why})"
+            return Message(words, ran=len(results), planned=planned, why=reason)
         if any(result.verdict == "not offered" for result in results):
-            return f"not offered by the kernel: {reason}"
-        return f"no case applies{f': {reason}' if reason else ''}"
+            return Message("not offered by the kernel: {why}", why=reason)
+        return Message("no case applies: {why}" if reason else "no case applies", why=reason)
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("law", "verdict", "kept", "broken", "not offered", "")]
+        heads = ("law", "verdict", "kept", "broken", "not offered", "")
+        rows: list[tuple[str, ...]] = [tuple(map(translated, heads))]
         for law in self.report.laws:
             counts = Counter(result.verdict for result in self.of(law))
             cells = [str(counts[verdict] or ".") for verdict in ("kept", "broken", "not offered")]
             verdict = self.verdict(law)
-            rows.append((law.name, verdict.upper() if verdict == "broken" else verdict, *cells, self.why(law)))
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = [f"{self.kernel} on {self.device}, seed {self.report.seed}, {self.seconds:.0f} s"]
-        if self.inferred:
-            lines.append(f"read from the signature: settings = {{ {self.inferred} }}")
-        lines.append("")
-        lines += [
-            "  ".join([*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:5], widths[2:]), row[5]]).rstrip()
+            why = self.why(law)
+            why = translated(why) if isinstance(why, Message) else why  # texts of the kernel's author stay unchanged
+            shown = "BROKEN" if verdict == "broken" else verdict
+            rows.append((law.name, translated(shown), *cells, why))
+        widths = [max(display_width(row[column]) for row in rows) for column in range(5)]
+        table = [
+            "  ".join([*map(left_aligned, row[:2], widths), *map(right_aligned, row[2:5], widths[2:]), row[5]]).rstrip()
             for row in rows
         ]
-        lines += [""] + [f"{example.law}: {example.inputs}" for example in self.counter_examples]
+        values = {"kernel": self.kernel, "device": self.device, "seed": self.report.seed, "seconds": self.seconds}
+        lines = [translated("{kernel} on {device}, seed {seed}, {seconds:.0f} s", **values)]
+        if self.inferred:
+            lines.append(translated("read from the signature: settings = {{ {settings} }}", settings=self.inferred))
+        lines += ["", *table, ""]
+        lines += [
+            translated("{names}: {why}", names=example.law, why=translated(example.inputs))
+            for example in self.counter_examples
+        ]
         if self.common_error:
-            lines.append(self.common_error)
+            lines.append(translated(self.common_error))
         if self.skipped:
-            lines.append(f"The time limit was reached; {self.skipped:,} trials were skipped.")
-        lines += [f"Expected to fail, but kept: {pattern} ({self.xfail[pattern]})" for pattern in self.passing_xfail]
-        return "\n".join([*lines, self.summary])
+            skipped = "The time limit was reached; {skipped:,} trials were skipped."
+            lines.append(translated(skipped, skipped=self.skipped))
+        for pattern in self.passing_xfail:
+            values = {"pattern": pattern, "why": self.xfail[pattern]}
+            lines.append(translated("Expected to fail, but kept: {pattern} ({why})", **values))
+        return "\n".join([*lines, translated(self.summary)])
 
     __repr__ = __str__
 
@@ -180,24 +195,35 @@ class Judgement:
         message, count = raised.most_common(1)[0] if raised else ("", 0)
         if count < max(3, len(self.unexpected) / 2):
             return ""
-        hint = "declare what it takes, for example --claim groups=false if it needs as many key heads as query heads"
-        trials = f"{count:,} of {len(self.unexpected):,} broken trials"
-        return f"{trials} {message}. If the kernel takes no such inputs, {hint}."
+        words = (
+            "{count:,} of {broken:,} broken trials {message}. If the kernel takes no such inputs, declare what it "
+            "takes, for example --claim groups=false if it needs as many key heads as query heads."
+        )
+        return Message(words, count=count, broken=len(self.unexpected), message=message)
 
     @property
     def summary(self) -> str:
         """The judgement in one sentence."""
         verdicts = Counter(self.verdict(law) for law in self.report.laws)
         if not self.report.kept and not self.report.broken:
-            return "No law could be tried."
+            return Message("No law could be tried.")
         broken = list(dict.fromkeys(result.law for result in self.unexpected))
         tried = sum(verdicts.values()) - verdicts["not tried"]
-        expected = f" {verdicts['expected']} are broken as expected." if verdicts["expected"] else ""
         if broken:
-            return f"{len(broken)} of {tried} laws are broken: {', '.join(broken)}.{expected}"
-        if self.incomplete:
-            return f"Incomplete: the law {CORE_LAWS[0]} was not tried, {self.incomplete}.{expected}"
-        return f"All {tried - verdicts['expected']} laws that could be tried hold.{expected}"
+            names = ", ".join(broken)
+            sentence = Message(
+                "{broken} of {tried} laws are broken: {names}.", broken=len(broken), tried=tried, names=names
+            )
+        elif self.incomplete:
+            words = "Incomplete: the law {law} was not tried, {why}."
+            sentence = Message(words, law=CORE_LAWS[0], why=self.incomplete)
+        else:
+            holding = tried - verdicts["expected"]
+            sentence = Message("All {holding} laws that could be tried hold.", holding=holding)
+        if not verdicts["expected"]:
+            return sentence
+        expected = "{sentence} {expected} are broken as expected."
+        return Message(expected, sentence=sentence, expected=verdicts["expected"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the judgement as plain values for JSON, in the format that `SCHEMA` names."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from saccade.matrix import attention
 from saccade.support.errors import unsupported, value_error
+from saccade.support.language import Message
 from saccade.testing.adapters import FORMS, Form
 from saccade.testing.case import Case
 from saccade.testing.conformance import trials, try_law
@@ -74,7 +75,7 @@ class Kernel:
         """Run the variant that returns ``(out, lse)``, or raise an error for inputs that the kernel does not claim."""
         assert self.lse is not None
         why = self.reasons(query, key, value, mask, **options)
-        why += tuple(f"takes no {name}" for name in options if name not in self.form.offers)
+        why += tuple(Message("takes no {name}", name=name) for name in options if name not in self.form.offers)
         if why:
             raise unsupported(self.form.name, why)
         names = self.form.settings["names"]

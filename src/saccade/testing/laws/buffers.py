@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.backward import gradients, random_like, truth_gradients
@@ -35,10 +36,15 @@ def layouts(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         larger, parts = zip(*(copy_into(getattr(problem, name)) for name in _NAMES), strict=True)
         before = [x.isnan().sum() for x in larger]
         out = subject.output(problem.but(**dict(zip(_NAMES, parts, strict=True))))
-        near(f"the output for {how}", out, want, dtype)
+        near(Message("the output for {how}", how=Message(how)), out, want, dtype)
         for name, x, part, count in zip(_NAMES, larger, parts, before, strict=True):
-            identical(f"after the call on {how}, {name}", part, getattr(problem, name))
-            holds(x.isnan().sum() == count, f"a call on {how} writes outside the {name}")
+            identical(
+                Message("after the call on {how}, {name}", how=Message(how), name=name), part, getattr(problem, name)
+            )
+            holds(
+                x.isnan().sum() == count,
+                Message("a call on {how} writes outside the {name}", how=Message(how), name=name),
+            )
 
 
 @law(cases=SHORT_CASES, dtypes=_FLOAT32)
@@ -49,7 +55,13 @@ def unwritten(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     with _memory_of_nan(problem):
         near("the output in memory of NaN", subject.output(problem), want, dtype)
         for name, got in gradients(subject, problem).items():
-            near(f"the gradient of {name} in memory of NaN", got, want_gradients[name], dtype, "gradient")
+            near(
+                Message("the gradient of {name} in memory of NaN", name=name),
+                got,
+                want_gradients[name],
+                dtype,
+                "gradient",
+            )
 
 
 @law(cases=SHORT_CASES, dtypes=_FLOAT32)
@@ -70,9 +82,15 @@ def untouched(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         for _ in range(2)
     ]
     for name, x in tensors.items():
-        identical(f"after the backward pass, the {name}", x, copies[name])
+        identical(Message("after the backward pass, the {name}", name=name), x, copies[name])
     for name, first, second in zip(_NAMES, *passes, strict=True):
-        near(f"the gradient of {name} in a second backward pass", second, first.double(), dtype, "gradient")
+        near(
+            Message("the gradient of {name} in a second backward pass", name=name),
+            second,
+            first.double(),
+            dtype,
+            "gradient",
+        )
 
 
 def _in_cache(x: Tensor) -> tuple[Tensor, Tensor]:

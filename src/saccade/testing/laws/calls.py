@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.backward import gradients, random_like, truth_gradients
@@ -40,8 +41,8 @@ def memory_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         out = subject.output(problem)
         for name in _NAMES:
             shares = out.untyped_storage().data_ptr() == getattr(problem, name).untyped_storage().data_ptr()
-            holds(not shares, f"the output shares memory with the {name}")
-        near(f"the output of call {turn + 1} on the same memory", out, problem.truth()[0], dtype)
+            holds(not shares, Message("the output shares memory with the {name}", name=name))
+        near(Message("the output of call {call} on the same memory", call=turn + 1), out, problem.truth()[0], dtype)
         kept = out.clone()
         subject.output(first.but(value=first.value * 2))
         holds(torch.equal(out, kept), "a later call changes the result of an earlier one")
@@ -59,11 +60,11 @@ def repeats(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     want, first = problem.truth()[0], subject.output(problem).clone()
     near("the output", first, want, dtype)
     for call in range(2, 13):
-        identical(f"the output of call {call}", subject.output(problem), first)
+        identical(Message("the output of call {call}", call=call), subject.output(problem), first)
     for name in _NAMES:
         x = getattr(problem, name)
         x.data.copy_(random_like(x, case.seed))
-        what = f"the output after 12 equal calls, then a changed {name}"
+        what = Message("the output after 12 equal calls, then a changed {name}", name=name)
         near(what, subject.output(problem), problem.truth()[0], dtype)
 
 
@@ -75,8 +76,13 @@ def twins(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for name, twin in _twins(first):
         near("the output", subject.output(problem), first.truth()[0], dtype)
         getattr(problem, name).data.copy_(getattr(twin, name))
-        near(f"the output for a twin of the {name}", subject.output(problem), twin.truth()[0], dtype)
-        near(f"the output for a twin of the {name} in other memory", subject.output(twin), twin.truth()[0], dtype)
+        near(Message("the output for a twin of the {name}", name=name), subject.output(problem), twin.truth()[0], dtype)
+        near(
+            Message("the output for a twin of the {name} in other memory", name=name),
+            subject.output(twin),
+            twin.truth()[0],
+            dtype,
+        )
         getattr(problem, name).data.copy_(getattr(first, name))
 
 
@@ -95,11 +101,13 @@ def order_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
                 subject.output(nan)
                 gradients(subject, nan)
                 continue
-            before = f" after {order[index - 1]}" if index else ""
-            near(f"the output of {name}{before}", subject.output(problems[name]), truths[name], dtype)
+            what = Message("the output of {name}", name=Message(name))
+            if index:
+                what = Message("{what} after {before}", what=what, before=Message(order[index - 1]))
+            near(what, subject.output(problems[name]), truths[name], dtype)
     want = truth_gradients(whole)
     for name, got in gradients(subject, whole).items():
-        near(f"the gradient of {name} after a call on NaN", got, want[name], dtype, "gradient")
+        near(Message("the gradient of {name} after a call on NaN", name=name), got, want[name], dtype, "gradient")
 
 
 @law(cases=_FEW, dtypes=_FLOAT32)
@@ -124,10 +132,16 @@ def modes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for name in _NAMES:
         leaf = getattr(problem, name).clone().requires_grad_()
         out = subject.output(problem.but(**{name: leaf}))
-        holds(out.requires_grad, f"if only the {name} requires a gradient, the output has none")
-        near(f"the output if only the {name} requires a gradient", out, want, dtype)
+        holds(out.requires_grad, Message("if only the {name} requires a gradient, the output has none", name=name))
+        near(Message("the output if only the {name} requires a gradient", name=name), out, want, dtype)
         (got,) = torch.autograd.grad(out, leaf, random_like(out, case.seed), materialize_grads=True, allow_unused=True)
-        near(f"the gradient if only the {name} requires one", got, want_gradients[name], dtype, "gradient")
+        near(
+            Message("the gradient if only the {name} requires one", name=name),
+            got,
+            want_gradients[name],
+            dtype,
+            "gradient",
+        )
 
 
 def _copied(problem: Problem) -> Problem:

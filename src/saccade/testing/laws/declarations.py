@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import UnsupportedError
+from saccade.support.language import Message, joined
 from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import OPTIONS, Subject
 from saccade.testing.laws.backward import random_like
@@ -73,7 +74,12 @@ def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         missing, reasons = trial.missing(subject), trial.reasons(subject)
         if missing or reasons:
             for form, function in _functions(subject):
-                what = f"{trial.what}{form}: declared as unsupported ({'; '.join((*missing, *reasons))})"
+                what = Message(
+                    "{what}{form}: declared as unsupported ({reasons})",
+                    what=trial.what,
+                    form=Message(form),
+                    reasons=joined((*missing, *reasons)),
+                )
                 _expect_refusal(subject, trial, function, what, None if missing else reasons)
 
 
@@ -87,8 +93,13 @@ def offered(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             try:
                 trial.run(subject, function)
             except NotImplementedError as refusal:
-                why = "; ".join(refusal.reasons) if isinstance(refusal, UnsupportedError) else str(refusal)
-                sentence = f"{trial.what}{form}: not declared as unsupported, but refused ({why})"
+                why = joined(refusal.reasons) if isinstance(refusal, UnsupportedError) else str(refusal)
+                sentence = Message(
+                    "{what}{form}: not declared as unsupported, but refused ({why})",
+                    what=trial.what,
+                    form=Message(form),
+                    why=Message(why),
+                )
                 raise LawBroken(sentence) from None
 
 
@@ -108,11 +119,17 @@ def _expect_refusal(
         trial.run(subject, function)
     except Exception as refusal:
         if reasons is not None:  # the refusal of an accepted option must match the declared reasons
-            holds(isinstance(refusal, NotImplementedError), f"{what}, but then {type(refusal).__name__} is raised")
+            holds(
+                isinstance(refusal, NotImplementedError),
+                Message("{what}, but then {error} is raised", what=what, error=type(refusal).__name__),
+            )
             others = refusal.reasons if isinstance(refusal, UnsupportedError) else reasons
-            holds(others == reasons, f"{what}, but refused for a different reason ({'; '.join(others)})")
+            holds(
+                others == reasons,
+                Message("{what}, but refused for a different reason ({others})", what=what, others=joined(others)),
+            )
     else:
-        raise LawBroken(f"{what}, but it returned a result")
+        raise LawBroken(Message("{what}, but it returned a result", what=what))
 
 
 def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
@@ -138,23 +155,36 @@ def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial
                 continue  # an existing bias would hide the relative bias
             with_options = plain.but(**{name: EXAMPLES[name](plain) for name in names if getattr(plain, name) is None})
             needed = (*needs, *subject.needed(with_options))
-            trial = _Trial(form + (", ".join(names) or "no option"), with_options, needed)
+            trial = _Trial(_named(form, names), with_options, needed)
             if subject.undeclared.isdisjoint(trial.needed):
                 yield from _with_gradients(trial)
 
 
+def _named(form: str, names: tuple[str, ...]) -> Message:
+    return Message("{form}{options}", form=Message(form), options=Message(", ".join(names) or "no option"))
+
+
 def _with_gradients(trial: _Trial) -> Iterator[_Trial]:
     what, problem = trial.what, trial.problem
-    ways = [trial, dataclasses.replace(trial, what=f"{what}, with gradients", problem=problem.leaves())]
+    ways = [
+        trial,
+        dataclasses.replace(trial, what=Message("{what}, with gradients", what=what), problem=problem.leaves()),
+    ]
     if problem.bias is not None:
         trainable = dataclasses.replace(
-            trial, what=f"{what}, with a gradient of the bias", problem=problem.leaves(bias=True)
+            trial,
+            what=Message("{what}, with a gradient of the bias", what=what),
+            problem=problem.leaves(bias=True),
         )
-        switched_off = dataclasses.replace(trainable, what=f"{what}, with gradients switched off", gradients=False)
+        switched_off = dataclasses.replace(
+            trainable, what=Message("{what}, with gradients switched off", what=what), gradients=False
+        )
         ways += [trainable, switched_off]
     if problem.parameters():
         trained = problem.leaves(parameters=True)
-        ways.append(dataclasses.replace(trial, what=f"{what}, with gradients of parameters", problem=trained))
+        ways.append(
+            dataclasses.replace(trial, what=Message("{what}, with gradients of parameters", what=what), problem=trained)
+        )
     yield from ways
 
 

@@ -9,6 +9,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from saccade.positions import ALiBi
 from saccade.scores import Cosine
+from saccade.support.language import Message
 from saccade.support.numerics import wide_dtype
 from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import Subject
@@ -44,7 +45,7 @@ def gradients_of_inputs(subject: Subject, case: Case, dtype: torch.dtype) -> Non
     problem = case.problem(dtype, subject.device)
     want = truth_gradients(problem)
     for name, got in gradients(subject, problem).items():
-        close(f"the gradient of {name}", got, want[name], dtype, "gradient")
+        close(Message("the gradient of {name}", name=name), got, want[name], dtype, "gradient")
 
 
 @law(needs=("bias",), where=(applicability.has_queries_and_keys,))
@@ -70,8 +71,17 @@ def gradients_of_parameters(subject: Subject, case: Case, dtype: torch.dtype) ->
         with_option = problem if option in problem.in_use else problem.but(**{option: EXAMPLES[option](problem)})
         want = truth_gradients(with_option, parameters=True)
         for name, got in gradients(subject, with_option, parameters=True).items():
-            holds(got.dtype == dtype, f"the gradient of {name} is {got.dtype}, not {dtype}")
-            close(f"the gradient of {name}, with a {option}", got, want[name], dtype, "gradient")
+            holds(
+                got.dtype == dtype,
+                Message("the gradient of {name} is {got}, not {dtype}", name=name, got=got.dtype, dtype=dtype),
+            )
+            close(
+                Message("the gradient of {name}, with a {option}", name=name, option=Message(option)),
+                got,
+                want[name],
+                dtype,
+                "gradient",
+            )
 
 
 @law(needs=("lse",), where=(applicability.has_queries_and_keys,))
@@ -80,7 +90,7 @@ def gradients_through_lse(subject: Subject, case: Case, dtype: torch.dtype) -> N
     problem = case.problem(dtype, subject.device)
     want = truth_gradients(problem, through="lse")
     for name, got in gradients(subject, problem, through="lse").items():
-        close(f"the gradient of {name} through the lse", got, want[name], dtype, "gradient")
+        close(Message("the gradient of {name} through the lse", name=name), got, want[name], dtype, "gradient")
 
 
 @law(where=(applicability.has_queries_and_keys, applicability.is_small), dtypes=(torch.float64,))
@@ -114,7 +124,9 @@ def scale(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problem = case.problem(dtype, subject.device)
     for factor in (0.0, 0.3, 2.0):
         scaled = problem.but(scale=factor)
-        close(f"the output with scale={factor}", subject.output(scaled), scaled.truth()[0], dtype)
+        close(
+            Message("the output with scale={factor}", factor=factor), subject.output(scaled), scaled.truth()[0], dtype
+        )
 
 
 @law(needs=("softcap",))
@@ -123,7 +135,7 @@ def softcap(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problem = case.problem(dtype, subject.device)
     for cap in (0.5, 20.0):
         capped = problem.but(softcap=cap)
-        close(f"the output with softcap={cap}", subject.output(capped), capped.truth()[0], dtype)
+        close(Message("the output with softcap={cap}", cap=cap), subject.output(capped), capped.truth()[0], dtype)
 
 
 @law(needs=("bias",), where=(applicability.has_queries_and_keys,))
@@ -133,7 +145,12 @@ def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     added = some_bias(problem)
     for what, part in (("of a table", added), ("of one column", added[:, :1, :, :1]), ("of one row", added[:, :, :1])):
         biased = problem.but(bias=part)
-        close(f"the output with a bias {what}", subject.output(biased), biased.truth()[0], dtype)
+        close(
+            Message("the output with a bias {what}", what=Message(what)),
+            subject.output(biased),
+            biased.truth()[0],
+            dtype,
+        )
 
 
 @law(needs=("score",), where=(applicability.has_queries_and_keys, applicability.is_small))
@@ -144,12 +161,17 @@ def score(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     alike = problem.key.shape[3] == problem.query.shape[3]
     for compare in (network, Cosine()) if alike else (network,):
         compared = problem.but(score=compare)
-        what = f"the output with the score {type(compare).__name__}"
+        what = Message("the output with the score {score}", score=type(compare).__name__)
         close(what, subject.output(compared), compared.truth()[0], dtype)
     for option, number in (("scale", 1.7), ("softcap", 0.8)):
         if option in subject.offers:
             compared = problem.but(score=network, **{option: number})
-            close(f"the output with a score and a {option}", subject.output(compared), compared.truth()[0], dtype)
+            close(
+                Message("the output with a score and a {option}", option=Message(option)),
+                subject.output(compared),
+                compared.truth()[0],
+                dtype,
+            )
 
 
 @law(needs=("relative",), where=(applicability.has_queries_and_keys, applicability.is_small))
@@ -158,7 +180,12 @@ def relative(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problem = case.problem(dtype, subject.device).but(bias=None)
     for distance_bias in (some_relative(problem), ALiBi(case.num_heads)):
         biased = problem.but(relative=distance_bias)
-        close(f"the output with {type(distance_bias).__name__}", subject.output(biased), biased.truth()[0], dtype)
+        close(
+            Message("the output with {bias}", bias=type(distance_bias).__name__),
+            subject.output(biased),
+            biased.truth()[0],
+            dtype,
+        )
 
 
 @law(needs=("sink_logit",))
@@ -174,7 +201,7 @@ def sink(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for logit, factor in ((-1e4, 1.0), (1e4, 0.0)):
         extreme = problem.but(sink_logit=torch.full_like(some_sink(problem), logit))
         want = factor * problem.but(sink_logit=None).truth()[0]
-        close(f"the output with a sink logit of {logit:g}", subject.output(extreme), want, dtype)
+        close(Message("the output with a sink logit of {logit:g}", logit=logit), subject.output(extreme), want, dtype)
 
 
 @law(needs=("scale", "softcap", "bias"), where=(applicability.has_queries_and_keys,))
@@ -216,9 +243,15 @@ def half_precision(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _expect_form(what: str, got: Tensor, dtype: torch.dtype, shape: list[int], problem: Problem) -> None:
-    holds(got.dtype == dtype, f"{what} is {got.dtype}, not {dtype}")
-    holds(list(got.shape) == shape, f"{what} has shape {list(got.shape)}, not {shape}")
-    holds(got.device == problem.query.device, f"{what} is on {got.device}, not on {problem.query.device}")
+    holds(got.dtype == dtype, Message("{what} is {got}, not {dtype}", what=Message(what), got=got.dtype, dtype=dtype))
+    holds(
+        list(got.shape) == shape,
+        Message("{what} has shape {got}, not {want}", what=Message(what), got=list(got.shape), want=shape),
+    )
+    holds(
+        got.device == problem.query.device,
+        Message("{what} is on {got}, not on {device}", what=Message(what), got=got.device, device=problem.query.device),
+    )
 
 
 LAWS = (

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.testing.tolerances import Quantity, difference, error, tolerance
 
 _MEASURED: ContextVar[list[float] | None] = ContextVar("measured", default=None)
@@ -27,7 +28,8 @@ def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Qu
     _same_shape(what, got, want)
     wrong, limit = error(got, want), tolerance(dtype, quantity)
     if not wrong <= limit:
-        raise LawBroken(f"{what} {_worst(got, want)}; error {wrong:.1e}, allowed {limit:.0e}")
+        words = "{what} {worst}; error {wrong:.1e}, allowed {limit:.0e}"
+        raise LawBroken(Message(words, what=Message(what), worst=_worst(got, want), wrong=wrong, limit=limit))
 
 
 def same(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
@@ -78,13 +80,13 @@ def near(
     typical = norms.square().mean().sqrt()
     of_rows = torch.linalg.vector_norm(apart, dim=-1) / norms.clamp_min(typical).clamp_min(1e-300)
     worst = float(of_rows.max())
+    words = "{what} is off by {error:.1e} of its norm, {units:.3g} units of rounding, allowed {limit:.0e}"
     if not whole <= limit:
-        found = f"{whole:.1e} of its norm, {whole / unit:.3g} units of rounding"
-        raise LawBroken(f"{what} is off by {found}, allowed {limit:.0e}")
+        raise LawBroken(Message(words, what=Message(what), error=whole, units=whole / unit, limit=limit))
     if not worst <= 4 * limit:
         row = [int(index) for index in torch.unravel_index(of_rows.argmax(), of_rows.shape)]
-        found = f"{worst:.1e} of its norm, {worst / unit:.3g} units of rounding"
-        raise LawBroken(f"{what} in row {row} is off by {found}, allowed {4 * limit:.0e}")
+        what = Message("{what} in row {row}", what=Message(what), row=row)
+        raise LawBroken(Message(words, what=what, error=worst, units=worst / unit, limit=4 * limit))
 
 
 @contextmanager
@@ -102,17 +104,19 @@ def identical(what: str, got: Tensor, want: Tensor) -> None:
     """Raise `LawBroken` unless two tensors are equal bit by bit (up to the sign of zero)."""
     _same_shape(what, got, want)
     if not torch.equal(got, want):
-        raise LawBroken(f"{what} {_worst(got, want)}; all bits must be equal")
+        raise LawBroken(Message("{what} {worst}; all bits must be equal", what=Message(what), worst=_worst(got, want)))
 
 
 def _same_shape(what: str, got: Tensor, want: Tensor) -> None:
-    holds(got.shape == want.shape, f"{what} has shape {list(got.shape)}, not {list(want.shape)}")
+    words = "{what} has shape {got}, not {want}"
+    holds(got.shape == want.shape, Message(words, what=Message(what), got=list(got.shape), want=list(want.shape)))
 
 
-def _worst(got: Tensor, want: Tensor) -> str:
+def _worst(got: Tensor, want: Tensor) -> Message:
     differences = difference(got, want)
     # Take the first of nearly equal differences, since the largest one may depend on the machine.
     first = (differences >= differences.max() * (1.0 - 1e-5)).to(torch.uint8).argmax()
     indices = torch.unravel_index(first, want.shape)
     at = [int(index) for index in indices]
-    return f"at {at} is {got[indices].item():.6g}, not {want[indices].item():.6g}"
+    numbers = {"got": got[indices].item(), "want": want[indices].item()}
+    return Message("at {at} is {got:.6g}, not {want:.6g}", at=at, **numbers)

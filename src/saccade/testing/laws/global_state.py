@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from saccade.support.language import Message, joined
 from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.backward import gradients
@@ -24,7 +25,7 @@ def outside(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         gradients(subject, problem)
     finally:
         changed = subject.surroundings.restore()
-    holds(not changed, f"after a call, {'; '.join(changed[:3])}")
+    holds(not changed, Message("after a call, {changed}", changed=joined(changed[:3])))
 
 
 LAWS = (outside,)

@@ -2,6 +2,7 @@
 
 import torch
 
+from saccade.support.language import Message
 from saccade.support.numerics import wide_dtype
 from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import Subject
@@ -49,7 +50,7 @@ def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     together = subject.output(problem)
     for index in range(case.batch):
         alone = subject.output(problem.item(index))
-        same(f"batch item {index}", together[index : index + 1], alone, dtype)
+        same(Message("batch item {index}", index=index), together[index : index + 1], alone, dtype)
 
 
 @law()
@@ -96,8 +97,19 @@ def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         b, b_lse = subject.output_and_lse(problem.part(second))
         both = torch.logaddexp(a_lse, b_lse)
         a_share, b_share = ((lse - both).exp().nan_to_num(nan=0.0)[..., None] for lse in (a_lse, b_lse))
-        same(f"{first} and {second} keys merged", a * a_share + b * b_share, want, dtype)
-        same(f"the lse of {first} and {second} keys merged", both, want_lse, dtype, "lse")
+        same(
+            Message("{first} and {second} keys merged", first=first, second=second),
+            a * a_share + b * b_share,
+            want,
+            dtype,
+        )
+        same(
+            Message("the lse of {first} and {second} keys merged", first=first, second=second),
+            both,
+            want_lse,
+            dtype,
+            "lse",
+        )
 
 
 @law(where=(applicability.is_causal, applicability.default_positions, applicability.has_several_queries))
@@ -108,10 +120,10 @@ def decode(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     steps = range(1, case.q_len) if case.q_len <= 16 else (1, case.q_len // 2, case.q_len - 1)
     for split in steps:
         first, rest = subject.output(problem.step(0, split)), subject.output(problem.step(split, case.q_len))
-        same(f"a prefill of {split}", first, whole[:, :, :split], dtype)
-        same(f"the rest after a prefill of {split}", rest, whole[:, :, split:], dtype)
+        same(Message("a prefill of {split}", split=split), first, whole[:, :, :split], dtype)
+        same(Message("the rest after a prefill of {split}", split=split), rest, whole[:, :, split:], dtype)
         token = subject.output(problem.step(split, split + 1))
-        same(f"a single query at {split}", token, whole[:, :, split : split + 1], dtype)
+        same(Message("a single query at {split}", split=split), token, whole[:, :, split : split + 1], dtype)
 
 
 LAWS = (ones, linear, gqa, batch, heads, key_order, shift, merge, decode)

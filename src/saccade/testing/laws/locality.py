@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws import applicability
@@ -37,7 +38,13 @@ def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             vanishes = want & ~got & (true.abs().amax(-1) < _LEAST)
             holds(
                 torch.equal(got | vanishes, want),
-                f"row {row} of head {head} reaches keys {_indices(got)}, but may attend to {_indices(want)}",
+                Message(
+                    "row {row} of head {head} reaches keys {got}, but may attend to {want}",
+                    row=row,
+                    head=head,
+                    got=_indices(got),
+                    want=_indices(want),
+                ),
             )
 
 
@@ -54,7 +61,10 @@ def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         )
         blind = ~problem.allowed[..., key]
         same(
-            f"after key {key} changed, a row that may not see it", subject.output(changed)[blind], before[blind], dtype
+            Message("after key {key} changed, a row that may not see it", key=key),
+            subject.output(changed)[blind],
+            before[blind],
+            dtype,
         )
 
 
@@ -70,7 +80,7 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         moved = 7.0 * future[..., None].to(problem.key)
         changed = problem.but(key=problem.key + moved, value=problem.value + moved)
         rows = past.expand(problem.query.shape[:3])
-        what = f"after all keys behind position {now} changed, a row up to that position"
+        what = Message("after all keys behind position {now} changed, a row up to that position", now=now)
         same(what, subject.output(changed)[rows], before[rows], dtype)
 
 
@@ -80,15 +90,17 @@ def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problem = case.problem(dtype, subject.device)
     empty = ~problem.sees_something
     out = subject.output(problem)[empty]
-    holds((out == 0).all(), f"a row that sees nothing gives {out.flatten()[:3].tolist()}, not 0")
+    holds((out == 0).all(), Message("a row that sees nothing gives {got}, not 0", got=out.flatten()[:3].tolist()))
     if "lse" in subject.offers:
         lse = subject.output_and_lse(problem)[1][empty]
-        holds(lse.isneginf().all(), f"the lse of a row that sees nothing is {lse[:3].tolist()}, not -inf")
+        holds(
+            lse.isneginf().all(), Message("the lse of a row that sees nothing is {got}, not -inf", got=lse[:3].tolist())
+        )
     if "sink_logit" in subject.offers:
         sunk = problem.but(sink_logit=torch.full_like(some_sink(problem), torch.nan))
         holds((subject.output(sunk)[empty] == 0).all(), "with a sink of NaN, a row that sees nothing is not 0")
     for name, gradient in gradients(subject, problem).items() if subject.has_gradients else ():
-        holds(torch.isfinite(gradient).all(), f"the gradient of {name} is not finite")
+        holds(torch.isfinite(gradient).all(), Message("the gradient of {name} is not finite", name=name))
         if name == "query":
             holds((gradient[empty] == 0).all(), "the gradient of a query that sees nothing is not 0")
 
@@ -106,13 +118,24 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         untouched = ~seen.any(2).unflatten(1, (-1, problem.repeats)).any(2)
         for name, kind in (("key", "NaN"), ("value", "NaN"), ("key", "inf"), ("value", "-inf")):
             dirty = _poisoned(problem, name, key, kind)
-            what = f"with {kind} in {name} {key}"
-            same(f"{what}, a row that may not see it", subject.output(dirty)[blind], clean[blind], dtype)
+            what = Message("with {kind} in {name} {key}", kind=kind, name=name, key=key)
+            same(
+                Message("{what}, a row that may not see it", what=what),
+                subject.output(dirty)[blind],
+                clean[blind],
+                dtype,
+            )
             if not want:
                 continue
             got = gradients(subject, dirty, blind)
             for of, rows in (("query", blind), ("key", untouched), ("value", untouched)):
-                same(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
+                same(
+                    Message("{what}, the gradient of {of}", what=what, of=of),
+                    got[of][rows],
+                    want[of][rows],
+                    dtype,
+                    "gradient",
+                )
 
 
 @law(where=(applicability.has_queries_and_keys, applicability.has_several_queries))
@@ -124,7 +147,12 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         others = torch.arange(problem.query.shape[2], device=problem.query.device) != query
         for kind in ("NaN", "inf"):
             out = subject.output(_poisoned(problem, "query", query, kind))
-            same(f"with {kind} in query {query}, another row", out[:, :, others], before[:, :, others], dtype)
+            same(
+                Message("with {kind} in query {query}, another row", kind=kind, query=query),
+                out[:, :, others],
+                before[:, :, others],
+                dtype,
+            )
 
 
 @law(where=(applicability.hides_something, applicability.has_queries_and_keys))
@@ -145,17 +173,29 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         want = gradients(subject, problem, counts) if subject.has_gradients else {}
         reached = (problem.allowed & ~others[..., None]).any(2).unflatten(1, (-1, problem.repeats)).any(2)
         for kind in ("NaN", "inf"):
-            dirty, what = _poisoned(problem, "query", query, kind), f"with {kind} in query {query}"
+            dirty, what = (
+                _poisoned(problem, "query", query, kind),
+                Message("with {kind} in query {query}", kind=kind, query=query),
+            )
             out = subject.output(dirty)
-            holds((out[~sees] == 0).all(), f"{what}, a row that sees nothing is not 0")
+            holds((out[~sees] == 0).all(), Message("{what}, a row that sees nothing is not 0", what=what))
             if "lse" in subject.offers:
                 lse = subject.output_and_lse(dirty)[1][~sees]
-                holds(lse.isneginf().all(), f"{what}, the lse of a row that sees nothing is not -inf")
+                holds(
+                    lse.isneginf().all(),
+                    Message("{what}, the lse of a row that sees nothing is not -inf", what=what),
+                )
             if not want:
                 continue
             got = gradients(subject, dirty, counts)
             for of, rows in (("query", counts), ("key", ~reached), ("value", ~reached)):
-                same(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
+                same(
+                    Message("{what}, the gradient of {of}", what=what, of=of),
+                    got[of][rows],
+                    want[of][rows],
+                    dtype,
+                    "gradient",
+                )
     if not subject.has_gradients:
         return
     leaves = problem.leaves()
@@ -164,7 +204,9 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     named = {"query": leaves.query, "key": leaves.key, "value": leaves.value}
     by_input = torch.autograd.grad(out, list(named.values()), upstream, allow_unused=True, materialize_grads=True)
     for of, gradient in zip(named, by_input, strict=True):
-        what = f"if rows that see nothing have NaN as upstream gradient, the gradient of {of} is not finite"
+        what = Message(
+            "if rows that see nothing have NaN as upstream gradient, the gradient of {of} is not finite", of=of
+        )
         holds(torch.isfinite(gradient).all(), what)
 
 
@@ -175,12 +217,12 @@ def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for key in _spread(range(problem.key.shape[2]), 2):
         sees = problem.allowed[..., key]
         for name in ("key", "value"):
-            what = f"with NaN in {name} {key}, a row that sees it"
+            what = Message("with NaN in {name} {key}, a row that sees it", name=name, key=key)
             _expect_nan(subject, _poisoned(problem, name, key, "NaN"), sees, what)
     for query in _spread(range(problem.query.shape[2]), 2):
         its_row = torch.zeros_like(problem.sees_something)
         its_row[:, :, query] = problem.sees_something[:, :, query]
-        what = f"with NaN in query {query}, its row"
+        what = Message("with NaN in query {query}, its row", query=query)
         _expect_nan(subject, _poisoned(problem, "query", query, "NaN"), its_row, what)
     everything = problem.but(key=torch.full_like(problem.key, torch.nan))
     _expect_nan(subject, everything, problem.sees_something, "with NaN in every key, a row that sees any")
@@ -188,10 +230,10 @@ def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 def _expect_nan(subject: Subject, poisoned: Problem, rows: Tensor, what: str) -> None:
     out = subject.output(poisoned)[rows]
-    holds(not torch.isfinite(out).any(), f"{what} is finite")
+    holds(not torch.isfinite(out).any(), Message("{what} is finite", what=what))
     if "lse" in subject.offers and torch.isfinite(poisoned.value).all():
         lse = subject.output_and_lse(poisoned)[1][rows]
-        holds(lse.isnan().all(), f"{what} has an lse that is not NaN")
+        holds(lse.isnan().all(), Message("{what} has an lse that is not NaN", what=what))
 
 
 def _poisoned(problem: Problem, name: str, key: int, kind: str) -> Problem:

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.masks import Causal, Window, sparse_transformer
 from saccade.positions import ALiBi, ShawKeys
 from saccade.scores import Additive
+from saccade.support.language import Message
 from saccade.testing.case import Case, seeded
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws import applicability
@@ -33,7 +34,7 @@ def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     subject.output(problem)
     for name, tensor in tensors.items():
-        identical(f"after the call, {name}", tensor, copies[name])
+        identical(Message("after the call, {name}", name=name), tensor, copies[name])
 
 
 @law()
@@ -55,13 +56,21 @@ def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         plain = problem.but(**{name: getattr(laid, name).contiguous() for name in tensors})
         if problem.sink_logit is not None:
             laid = laid.but(sink_logit=_sliced(problem.sink_logit))
-        same(f"the output for {how} inputs", subject.output(laid), subject.output(plain), dtype)
+        same(
+            Message("the output for {how} inputs", how=Message(how)), subject.output(laid), subject.output(plain), dtype
+        )
         upstream = layout(
             random_like(problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[3]), case.seed)
         )
         got, want = _pull_back(subject, laid, upstream), _pull_back(subject, plain, upstream.contiguous())
         for name in ("query", "key", "value"):
-            same(f"the gradient of a {how} {name}", got[name], want[name], dtype, "gradient")
+            same(
+                Message("the gradient of a {how} {name}", how=Message(how), name=name),
+                got[name],
+                want[name],
+                dtype,
+                "gradient",
+            )
 
 
 @law(
@@ -85,7 +94,7 @@ def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     if "lse" in subject.offers:
         close("the lse", subject.output_and_lse(problem)[1], want_lse, dtype, "lse")
     for name, gradient in gradients(subject, problem).items():
-        holds((gradient == 0).all(), f"the gradient of {name} is not 0")
+        holds((gradient == 0).all(), Message("the gradient of {name} is not 0", name=name))
 
 
 @law(
@@ -113,8 +122,13 @@ def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         problem = dataclasses.replace(case, q_len=length, kv_len=length).problem(dtype, subject.device)
         sizes.append(largest_tensor(partial(gradients, subject, problem)))
     exponent = math.log2(sizes[1] / sizes[0])
-    sentence = f"the largest tensor grew from {sizes[0]} to {sizes[1]} bytes: length to the power {exponent:.2f}"
-    holds(exponent <= claimed + 0.25, f"{sentence}, not {claimed:.2f}")
+    sentence = Message(
+        "the largest tensor grew from {before} to {after} bytes: length to the power {exponent:.2f}",
+        before=sizes[0],
+        after=sizes[1],
+        exponent=exponent,
+    )
+    holds(exponent <= claimed + 0.25, Message("{sentence}, not {claimed:.2f}", sentence=sentence, claimed=claimed))
 
 
 def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str, Tensor]:

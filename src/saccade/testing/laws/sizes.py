@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from saccade.support.language import Message
 from saccade.testing.case import Case
 from saccade.testing.drawn_cases import DRAWN_CASES, drawn
 from saccade.testing.kernel_under_test import Subject
@@ -30,7 +31,7 @@ def gradients_at_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None
     problem = case.problem(dtype, subject.device)
     want = truth_gradients(problem)
     for name, got in gradients(subject, problem).items():
-        near(f"the gradient of {name}", got, want[name], dtype, "gradient")
+        near(Message("the gradient of {name}", name=name), got, want[name], dtype, "gradient")
 
 
 @law(cases=DRAWN_CASES, dtypes=(torch.float32,))
@@ -39,11 +40,11 @@ def drawn_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     chosen = drawn(case)
     problem = chosen.problem(dtype, subject.device)
     shapes = " ".join(f"{name} {list(getattr(problem, name).shape)}" for name in ("query", "key", "value"))
-    at = f"for {shapes} under {chosen.mask}"
-    near(f"the output {at}", subject.output(problem), problem.truth()[0], dtype)
+    at = Message("for {shapes} under {mask}", shapes=shapes, mask=chosen.mask)
+    near(Message("the output {at}", at=at), subject.output(problem), problem.truth()[0], dtype)
     want = truth_gradients(problem)
     for name, got in gradients(subject, problem).items():
-        near(f"the gradient of {name} {at}", got, want[name], dtype, "gradient")
+        near(Message("the gradient of {name} {at}", name=name, at=at), got, want[name], dtype, "gradient")
 
 
 @law(cases=SHORT_CASES, dtypes=(torch.float32,))
@@ -58,17 +59,27 @@ def gradients_of_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     out, truth = subject.output(got), want.truth()[0]
     holds(out.requires_grad, "the output has no gradient with respect to the inputs")
     for name, our, their in zip(names, _pull_back(out.sum(), got), _pull_back(truth.sum(), want), strict=True):
-        near(f"the gradient of {name} from a sum", our, their, dtype, "gradient", slack=32 * torch.finfo(dtype).eps)
+        near(
+            Message("the gradient of {name} from a sum", name=name),
+            our,
+            their,
+            dtype,
+            "gradient",
+            slack=32 * torch.finfo(dtype).eps,
+        )
     generator = torch.Generator().manual_seed(case.seed)
     random_row = int(torch.randint(case.q_len, (), generator=generator))
     edges = [row for row in _CHOSEN if row < case.q_len]
     for row in {random_row, edges[case.seed % len(edges)], edges[-1] % case.q_len}:
         ours, theirs = _pull_back(out[:, :, row].sum(), got), _pull_back(truth[:, :, row].sum(), want)
         for name, our, their in zip(names, ours, theirs, strict=True):
-            what, rounding = f"the gradient of {name} from row {row}", 32 * torch.finfo(dtype).eps
+            what, rounding = (
+                Message("the gradient of {name} from row {row}", name=name, row=row),
+                32 * torch.finfo(dtype).eps,
+            )
             near(what, our, their, dtype, "gradient", slack=rounding)  # if a row has only one key, its gradient is 0
         others = torch.arange(case.q_len, device=out.device) != row % case.q_len
-        holds((ours[0][:, :, others] == 0).all(), f"the gradient from row {row} reaches another query")
+        holds((ours[0][:, :, others] == 0).all(), Message("the gradient from row {row} reaches another query", row=row))
 
 
 @law(cases=SHORT_CASES, dtypes=_DTYPES[:2])
@@ -81,7 +92,7 @@ def large_scores(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for offset in _OFFSETS:
         moved = _with_offset(problem, offset)
         rounding = 8 * abs(offset) * torch.finfo(dtype).eps
-        what = f"the output with scores near {offset:g}"
+        what = Message("the output with scores near {offset:g}", offset=offset)
         near(what, subject.output(moved), moved.truth()[0], dtype, more=rounding)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from saccade.support.language import Message
 from saccade.testing.case import Case
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.expect import near
@@ -24,7 +25,7 @@ def unusual_values(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         largest = torch.where(problem.sees_something, lse, 0.0).abs().max()
         rounding = 8 * float(largest) * torch.finfo(dtype).eps
         slack = 2 * torch.finfo(dtype).tiny  # values and results below the normal range may become 0
-        near(f"the output for {kind}", out, want, dtype, more=rounding, slack=slack)
+        near(Message("the output for {kind}", kind=Message(kind)), out, want, dtype, more=rounding, slack=slack)
 
 
 @law(cases=_CASES, dtypes=(torch.float64, torch.float32))
@@ -38,7 +39,7 @@ def wide_values(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     near("the output, each channel divided by its size", got, want, dtype)
     for channel in (0, got.shape[3] // 2, got.shape[3] - 1):
         here = slice(channel, channel + 1)
-        near(f"channel {channel} of the output", got[..., here], want[..., here], dtype)
+        near(Message("channel {channel} of the output", channel=channel), got[..., here], want[..., here], dtype)
 
 
 def _zero_queries(problem: Problem) -> Problem:
