@@ -159,7 +159,7 @@ def test_ours_and_a_test_of_it():
 
 def test_a_function_keeps_its_name_in_chinese():
     model = models.small_decoder()
-    report = audit(model.forward, masks.Causal(), module=model, claims=["reach"], length=12)
+    report = audit(model.forward, masks.Causal(), module=model, length=12)
     with in_language("zh"):
         assert str(report).startswith("forward，")
 

@@ -147,6 +147,10 @@ _HINTS = {
     **dict.fromkeys(("heads", "n_heads"), "num_heads="),
     **dict.fromkeys(("kv_heads", "n_kv_heads"), "num_kv_heads="),
     **dict.fromkeys(("batch_size", "bs"), "batch="),
+    **dict.fromkeys(
+        ("ranks", "num_ranks", "world_size", "devices", "gpus"),
+        "saccade.distributed.exchange(mask, seq_len, num_heads, ranks=8) plans a sequence that is split across ranks",
+    ),
     **dict.fromkeys(("causal", "is_causal"), "cost(masks.Causal(), seq_len), or mask=masks.Causal() with a mechanism"),
 }
 
@@ -186,7 +190,7 @@ def cost(
         optimizer_tensors: numbers that the optimizer stores per weight: 2 for Adam, 0 for plain SGD.
 
     Returns:
-        A `Cost`.
+        A `Cost` on one machine. `saccade.distributed.exchange` forecasts a sequence that is split across ranks.
 
     Raises:
         TypeError, ValueError: sizes do not match, or the kind of subject is unknown.

@@ -62,6 +62,22 @@ def test_attention_over_packed_heads(pattern):
         torch.testing.assert_close(own, expected)
 
 
+def test_targets_are_the_next_tokens_of_each_text():
+    ids = [torch.randint(50, (n,), dtype=torch.int32) for n in (5, 0, 1, 9, 0)]
+    packed = sc.pack(ids)
+    expected = [[*text[1:].tolist(), -100] for text in ids if len(text)]
+    assert packed.targets().tolist() == [sum(expected, [])]
+    assert packed.targets().dtype == torch.int64
+    logits = torch.randn(1, 15, 50, requires_grad=True)
+    torch.nn.functional.cross_entropy(logits[0], packed.targets()[0]).backward()
+    assert logits.grad.abs().sum(-1).eq(0)[0].nonzero()[:, 0].tolist() == [4, 5, 14]
+
+
+def test_targets_of_vectors_are_refused():
+    with pytest.raises(TypeError, match=r"packed must contain token ids, ints \[1, total\]; got \[1, 18, 16\] torch"):
+        sc.pack(texts()).targets()
+
+
 def test_properties_of_a_pack():
     packed = sc.pack([x.detach() for x in texts()])
     assert packed.cu_seqlens.tolist() == [0, 5, 6, 15, 18]

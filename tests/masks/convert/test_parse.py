@@ -1,5 +1,6 @@
 """Masks from text: the same as those made by hand, and a sentence that points at what is wrong."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from saccade import masks
 from saccade.masks import Causal, Documents, Full, Global, Mask, Padding, Prefix, Strided, Window, parse
+from saccade.testing.cases import CASES
 
 SAID = {
     "causal": Causal(),
@@ -115,6 +117,71 @@ def test_syntax_errors_point_at_the_place(text: str) -> None:
 def test_text_is_text(text: Any) -> None:
     with pytest.raises(TypeError, match=r"^parse: text must be a string; got"):
         parse(text)
+
+
+MASKS = {str(case.mask): case.mask for case in CASES if case.mask is not None}
+UNREADABLE = {text: mask for text, mask in MASKS.items() if re.search(r"Dense\(|Predicate\(", text)}
+
+
+@pytest.mark.parametrize("text", MASKS.keys() - UNREADABLE.keys(), ids=lambda text: text[:60])
+def test_a_printed_mask_is_read(text: str) -> None:
+    assert parse(text) == MASKS[text]
+    assert parse(f"~({text})") == ~MASKS[text]
+
+
+def test_every_mask_is_read_as_it_is_printed() -> None:
+    kinds = [getattr(masks, name) for name in masks.__all__]
+    kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Mask)]
+    names = {kind.__name__ for kind in kinds} - {"Mask", "And", "Or", "Not", "After"}  # those are printed as signs
+    assert names == {name for text in MASKS for name in re.findall(r"\b([A-Z]\w+)\(", text)}
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_masks_that_print_a_part_of_their_contents_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"text must contain masks that print all of their contents; got (Dense|Pred)"):
+        parse(text)
+
+
+PRINTED = {
+    "Causal() & Window(255, 0)": Causal() & Window(255, 0),
+    "Global([0, 5], seen=False) | causal": Global([0, 5], seen=False) | Causal(),
+    "(~Causal()).after(2).after(1)": (~Causal()).after(2).after(1),
+    "Documents((3, 4), rule=((Causal() | prefix(2))))": Documents([3, 4], rule=Causal() | Prefix(2)),
+    'Padding((5,), side="left", padded_len=9,)': Padding([5], side="left", padded_len=9),
+}
+
+
+@pytest.mark.parametrize("text", PRINTED)
+def test_python_arguments_are_read(text: str) -> None:
+    assert parse(text) == PRINTED[text]
+
+
+WRONG_ARGUMENTS = {
+    "Window(4": r"continue with a comma or close the bracket with \); got the end\.",
+    "Window(4,": r"have a mask here; got the end\.",
+    "Window(left=)": r"have a mask here; got \)\.",
+    "Window(lefft=4)": r"contain numbers that the mask accepts; got Window\.(.|\n)*lefft",
+    "Window(2.5, 0)": r"continue with a comma or close the bracket with \); got \.\.",
+    "Window(-x, 0)": r"have a whole number here; got x\.",
+    "Window(__import__('os'))": r"name known masks; got __import__\.",
+    "Global([0)": r"continue with a comma or close the bracket with \]; got \)\.",
+    "Global(positions=(causal, 0))": r"close each bracket with \); got ,\.",
+    "Padding((3,), side='middle')": r"contain numbers that the mask accepts; got Padding\.(.|\n)*side",
+    "Padding((3,), side='left)": r"have a mask here; got '\.",
+    "Causal().after": r"have a bracket here; got the end\.",
+    "Causal().before(2)": r"continue with & or \|, or end; got \.\.",
+    "Causal().after(-2)": r"contain numbers that the mask accepts; got after\.",
+    "Mask()": r"contain numbers that the mask accepts; got Mask\.",
+    "Global(" + "(" * 100_000: r"nest at most 64 brackets",
+    "Documents(lengths=" + "[" * 100_000: r"nest at most 64 brackets",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_ARGUMENTS, ids=lambda text: text[:40])
+def test_wrong_arguments_are_pointed_at(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^parse: text must " + WRONG_ARGUMENTS[text]) as refused:
+        parse(text)
+    assert len(str(refused.value)) < 500
 
 
 def _joined(inner: st.SearchStrategy[tuple[str, Mask]]) -> st.SearchStrategy[tuple[str, Mask]]:

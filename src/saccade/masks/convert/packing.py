@@ -14,6 +14,9 @@ from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_type
 
 
+_IGNORED = -100  # the label that torch ignores by default
+
+
 class Packed(NamedTuple):
     """Sequences packed one after another as one batch item.
 
@@ -35,6 +38,25 @@ class Packed(NamedTuple):
     def position_ids(self) -> Tensor:
         """Positions within each packed sequence, int64 ``[1, total]``, for position embeddings."""
         return torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.tokens.device)
+
+    def targets(self) -> Tensor:
+        """Return the next token of each token id, int64 ``[1, total]``, and -100 for the last token of each sequence.
+
+        Losses of torch and transformers ignore -100, so no sequence predicts the first token of the one behind it. The
+        targets are for logits of the same position; models that shift labels themselves need other labels.
+
+        Raises:
+            TypeError: the packed tensors are not token ids, ints ``[length]``.
+
+        Example:
+            >>> pack([torch.tensor([5, 6, 7]), torch.tensor([8, 9])]).targets()
+            tensor([[   6,    7, -100,    9, -100]])
+        """
+        if self.tokens.dim() != 2 or self.tokens.is_floating_point() or self.tokens.is_complex():
+            got = f"{list(self.tokens.shape)} {self.tokens.dtype}"
+            raise type_error("packed", "contain token ids, ints [1, total]", got)
+        targets = self.tokens.long().roll(-1, 1)
+        return targets.index_fill_(1, self.cu_seqlens[1:].long()[self.cu_seqlens.diff() > 0] - 1, _IGNORED)
 
     def mask(self, rule: Mask | None = None) -> Documents:
         """Return a mask that restricts attention to each packed sequence; ``rule`` counts positions from its start."""

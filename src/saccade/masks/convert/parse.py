@@ -1,4 +1,4 @@
-"""Parse masks from text such as a command-line option: ``causal & window(128, 0)``."""
+"""Parse masks from text: from a command-line option such as ``causal & window(128, 0)``, or as Python prints them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from saccade import masks
 from saccade.masks.algebra import And, Or
 from saccade.masks.convert.interop import from_sliding_window
 from saccade.masks.mask import Mask
@@ -21,10 +22,12 @@ from saccade.masks.rules.window import Window
 from saccade.support.errors import escaped, value_error
 from saccade.support.validation import check_type
 
-_TOKEN = re.compile(r"[0-9]+|[^\W\d]\w*|\S")
+_TOKEN = re.compile(r"[0-9]+|[^\W\d]\w*|'\w*'|\"\w*\"|\S")
 _MAX_DIGITS = 19  # the number of digits of 2**62; Python refuses to convert thousands of digits
 _MAX_BRACKETS = 64  # limit of nested brackets, since each is a recursive call
 _SHOWN = 32  # characters shown on either side of an error
+_CONSTANTS: Mapping[str, object] = {"None": None, "True": True, "False": False}
+_INCOMPLETE = ("Dense", "Predicate")  # masks that do not print all of their contents
 
 
 class _Name(NamedTuple):
@@ -75,9 +78,15 @@ def parse(text: str) -> Mask:
     ``longformer(256, 0)``                ``longformer(256, [0])``: keys on each side, and positions
     ====================================  =========================================================
 
+    A mask may also be written as it is printed, such as ``Window(left=4, right=0)``, with any argument that is made of
+    ints, strings, tuples, lists and masks. `Dense` and `Predicate` print only a part of their contents, so they cannot
+    be read.
+
     Example:
         >>> parse("causal & (window(2, 0) | global(0))")
         Causal() & (Window(left=2, right=0) | Global(positions=(0,), sees=True, seen=True))
+        >>> parse(str(Causal() & Window(4, 0))) == Causal() & Window(4, 0)
+        True
         >>> parse("causal & windw(2)")
         Traceback (most recent call last):
         ValueError: parse: text must name known masks; got windw.
@@ -141,19 +150,103 @@ class _Parser:
         is_inverted = False
         while self.consume("~"):
             is_inverted = not is_inverted
-        return ~self.operand() if is_inverted else self.operand()
+        mask = self.operand()
+        while self.word == "." and self.next_word == "after":
+            self.index += 2
+            mask = self.build(mask.after, self.index - 1, "after(length)", *self.arguments())
+        return ~mask if is_inverted else mask
 
     def operand(self) -> Mask:
         if not self.consume("("):
-            return self.named_mask()
-        self.brackets += 1
-        if self.brackets > _MAX_BRACKETS:
-            raise self.error_at(f"nest at most {_MAX_BRACKETS} brackets")
+            return self.printed_mask() if self.is_printed else self.named_mask()
+        self.open_bracket()
         mask = self.union()
         if not self.consume(")"):
             raise self.error_at("close each bracket with )")
         self.brackets -= 1
         return mask
+
+    def open_bracket(self) -> None:
+        self.brackets += 1
+        if self.brackets > _MAX_BRACKETS:
+            raise self.error_at(f"nest at most {_MAX_BRACKETS} brackets")
+
+    @property
+    def next_word(self) -> str:
+        return self.tokens[min(self.index + 1, len(self.tokens) - 1)][0]
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether the next tokens are the name of a mask's class and a bracket, as Python prints a mask."""
+        return self.word[:1].isupper() and self.word in masks.__all__ and self.next_word == "("
+
+    def printed_mask(self) -> Mask:
+        index, name = self.index, self.word
+        if name in _INCOMPLETE:
+            hint = "pass the mask itself to the Python function"
+            raise self.error_at("contain masks that print all of their contents", hint=hint)
+        self.index += 1
+        return self.build(getattr(masks, name), index, f"{name} as it is printed", *self.arguments())
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Parse the arguments of a call in Python: values, then names with values."""
+        if not self.consume("("):
+            raise self.error_at("have a bracket here")
+        self.open_bracket()
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        while not self.consume(")"):
+            if self.word.isidentifier() and self.next_word == "=":
+                name = self.word
+                self.index += 2
+                named[name] = self.value()
+            else:
+                positional.append(self.value())
+            self.separator(")")
+        self.brackets -= 1
+        return positional, named
+
+    def value(self) -> Any:
+        """Parse an argument: an int, a string, a constant, a list, a tuple or a mask."""
+        word = self.word
+        if word == "[" or (word == "(" and not self.is_bracketed_mask):
+            return self.sequence("]" if word == "[" else ")")
+        if word in _CONSTANTS or (len(word) > 1 and word[0] in "'\""):
+            self.index += 1
+            return _CONSTANTS[word] if word in _CONSTANTS else word[1:-1]
+        if word == "-" or word[:1].isdigit():
+            return -self.number() if self.consume("-") else self.number()
+        return self.union()
+
+    @property
+    def is_bracketed_mask(self) -> bool:
+        """Whether the next bracket encloses a mask, not a tuple: its first word is a name or ``~``."""
+        words = (word for word, _ in self.tokens[self.index :] if word != "(")
+        first = next(words, "")
+        return first == "~" or (first.isidentifier() and first not in _CONSTANTS)
+
+    def sequence(self, end: str) -> list[Any] | tuple[Any, ...]:
+        self.index += 1
+        self.open_bracket()
+        items: list[Any] = []
+        while not self.consume(end):
+            items.append(self.value())
+            self.separator(end)
+        self.brackets -= 1
+        return items if end == "]" else tuple(items)
+
+    def separator(self, end: str) -> None:
+        if not self.consume(",") and self.word != end:
+            raise self.error_at(f"continue with a comma or close the bracket with {end}")
+
+    def build(
+        self, function: Callable[..., Mask], index: int, form: str, numbers: list[Any], named: dict[str, Any]
+    ) -> Mask:
+        try:
+            return function(*numbers, **named)
+        except (TypeError, ValueError) as error:
+            rule = "contain numbers that the mask accepts"
+            raise self.error_at(rule, index, cause=error, hint=f"write {form}") from error
 
     def named_mask(self) -> Mask:
         index, hint = self.index, f"use {', '.join(_NAMES)}"
@@ -162,13 +255,7 @@ class _Parser:
             raise self.error_at("name known masks" if is_name else "have a mask here", hint=hint)
         name = _NAMES[self.word]
         self.index += 1
-        numbers = self.numbers() if self.consume("(") else []
-        try:
-            return name.of(*numbers)
-        except (TypeError, ValueError) as error:
-            raise self.error_at(
-                "contain numbers that the mask accepts", index, cause=error, hint=f"write {name.form}"
-            ) from error
+        return self.build(name.of, index, name.form, self.numbers() if self.consume("(") else [], {})
 
     def numbers(self) -> list[int]:
         """Parse the numbers in brackets after the name of a mask. The opening bracket is already consumed."""
@@ -176,16 +263,19 @@ class _Parser:
         if self.consume(")"):
             return numbers
         while True:
-            if not (self.word.isascii() and self.word.isdigit()):
-                raise self.error_at("have a whole number here")
-            if len(self.word.lstrip("0")) > _MAX_DIGITS:
-                raise self.error_at(f"contain numbers of at most {_MAX_DIGITS} digits")
-            numbers.append(int(self.word.lstrip("0") or "0"))
-            self.index += 1
+            numbers.append(self.number())
             if self.consume(")"):
                 return numbers
             if not self.consume(","):
                 raise self.error_at("continue with a comma or close the bracket with )")
+
+    def number(self) -> int:
+        if not (self.word.isascii() and self.word.isdigit()):
+            raise self.error_at("have a whole number here")
+        if len(self.word.lstrip("0")) > _MAX_DIGITS:
+            raise self.error_at(f"contain numbers of at most {_MAX_DIGITS} digits")
+        self.index += 1
+        return int(self.tokens[self.index - 1][0].lstrip("0") or "0")
 
     def error_at(
         self, rule: str, index: int | None = None, *, cause: Exception | None = None, hint: str | None = None
