@@ -57,6 +57,18 @@ def test_the_head_that_tells_most_is_drawn_among_words(small):
     assert map_and_title(small.show(text, layer=1))[1].endswith(f"layer 1, head {best}")
 
 
+def test_special_tokens_can_be_hidden(small):
+    text = "w1 w5 小狗 w7"
+    shown, hidden = (
+        small.show(text, layer=1, head=2),
+        small.show(text, layer=1, head=2, hide_special=True, title="Mine"),
+    )
+    cells, title = map_and_title(hidden)
+    np.testing.assert_array_equal(cells, map_and_title(shown)[0][1:-1, 1:-1])
+    assert title == "Mine"
+    assert [label.get_text() for label in hidden.axes[0].get_yticklabels()] == text.split()
+
+
 def test_a_long_text_is_drawn_token_by_token_and_never_written_out(small, monkeypatch):
     text = " ".join(f"w{i * i % 53}" for i in range(800))
     monkeypatch.setattr("saccade.AttentionMatrix.to_dense", lambda *_, **__: pytest.fail("written out"))
@@ -76,6 +88,8 @@ def test_a_long_text_is_drawn_token_by_token_and_never_written_out(small, monkey
         ("w1", {"layer": 3}, ValueError, "Encoder.show: layer must be from 0 to 2; got 3"),
         ("w1", {"head": -1}, ValueError, "Encoder.show: head must be from 0 to 3; got -1"),
         ("w1 " * 1000, {}, ValueError, "at most 900 tokens"),
+        ("w1 " * 511, {"hide_special": True}, ValueError, "hide_special must be False for a text of more than 512 tok"),
+        ("w1", {"hide_special": 1}, TypeError, "hide_special must be"),
     ],
 )
 def test_bad_values_are_named(small, text, options, error, message):

@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from saccade import viz
@@ -38,6 +39,27 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(figure, tmp_path, monkey
 def test_an_unknown_format_is_refused(figure, tmp_path):
     with pytest.raises(ValueError, match=r"save: path must end in one of .*png, .*; got .*\.doc"):
         viz.save(figure, tmp_path / "map.doc")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_width_of_a_slide_enlarges_everything(figure, tmp_path):
+    image = PIL.Image.open(viz.save(figure, tmp_path / "plain.png"))
+    slide = PIL.Image.open(viz.save(figure, tmp_path / "slide.png", width=1920))
+    assert slide.width == 1920
+    assert slide.height == pytest.approx(1920 * image.height / image.width, abs=3)
+
+
+@pytest.mark.parametrize(
+    "name, width, message",
+    [
+        ("map.svg", 1920, r"save: width must be left out unless path ends in \.png; got 1920"),
+        ("map.png", 3, r"save: width must be an int of at least 16; got 3"),
+        ("map.png", 2**16, r"save: width must be .* got 65536"),
+    ],
+)
+def test_a_wrong_width_is_refused(figure, tmp_path, name, width, message):
+    with pytest.raises(ValueError, match=message):
+        viz.save(figure, tmp_path / name, width=width)
     assert os.listdir(tmp_path) == []
 
 

@@ -13,6 +13,7 @@ from saccade.matrix import Matrix
 from saccade.statistics import Head, rank_heads, unexplained_information
 from saccade.support.errors import value_error
 from saccade.support.language import translated
+from saccade.support.validation import check_bool
 from saccade.text import Word, merge
 
 if TYPE_CHECKING:
@@ -23,16 +24,27 @@ _BINS = 256  # bins on each side of the pooled maps of longer texts
 _ANNOTATED_AT_MOST = 24  # maximum number of words for writing weights into cells; with more, they would be illegible
 
 
-def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int | None, head: int | None) -> Figure:
+def figure_of(
+    matrices: Sequence[Matrix],
+    words: Sequence[Word],
+    *,
+    layer: int | None,
+    head: int | None,
+    hide_special: bool,
+    title: str | None,
+) -> Figure:
     """Draw the attention between the words of a text in one head of a model.
 
     Args:
         matrices: attention matrices of one batch item, one for each layer.
         words: the words of the tokens.
         layer, head: the head to draw; when None, the head with the most unexplained information.
+        hide_special: whether special tokens such as [CLS] are left out of the figure.
+        title: the title; when None, a description.
 
     Raises:
-        ValueError: the layer or head does not exist, or there are no words.
+        ValueError: the layer or head does not exist, there are no words, or the text is too long to hide its special
+            tokens.
         ImportError: matplotlib is not installed.
     """
     for name, index, count in (("layer", layer, len(matrices)), ("head", head, matrices[0].shape[1])):
@@ -40,23 +52,26 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
             raise value_error(name, f"be from 0 to {count - 1}", index)
     if all(word.special for word in words):
         raise value_error("text", "have at least one word", "no words")
+    if check_bool("hide_special", hide_special) and matrices[0].shape[3] > _LONGEST:
+        raise value_error("hide_special", f"be False for a text of more than {_LONGEST} tokens", True)
     with torch.no_grad():
         best = _most_informative(matrices, words, layer, head)
         where = translated("layer {layer}, head {head}", layer=best.layer, head=best.head)
-        title = translated("Attention of each word (row) to each word (column): {where}", where=where)
+        caption = translated("Attention of each word (row) to each word (column): {where}", where=where)
         shown: Matrix | Tensor = matrices[best.layer]
         if shown.shape[3] > _LONGEST:
             labels = [word.text for word in words for _ in range(word.start, word.stop)]
         else:
-            shown = merge(matrices[best.layer].to_dense()[0, best.head], words)
-            labels = [word.text for word in words]
+            kept = [index for index, word in enumerate(words) if not (hide_special and word.special)]
+            shown = merge(matrices[best.layer].to_dense()[0, best.head], words)[kept][:, kept]
+            labels = [words[index].text for index in kept]
     return viz.heatmap(
         shown,
         head=best.head if isinstance(shown, Matrix) else None,
         x_labels=labels,
         y_labels=labels,
-        annotate=len(words) <= _ANNOTATED_AT_MOST,
-        title=title,
+        annotate=len(labels) <= _ANNOTATED_AT_MOST,
+        title=caption if title is None else title,
         x_name="looked at",
         y_name="word",
     )

@@ -153,7 +153,15 @@ class Encoder(SavedText):
         padded = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=self.config.pad_token)
         return padded.to(next(self.parameters()).device), lengths
 
-    def show(self, text: str, *, layer: int | None = None, head: int | None = None) -> "Figure":
+    def show(
+        self,
+        text: str,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        hide_special: bool = False,
+        title: str | None = None,
+    ) -> "Figure":
         """Draw the attention between the words of a text, in the encoder's most informative head.
 
         This is the head with the largest `saccade.statistics.unexplained_information` between words (special tokens are
@@ -163,14 +171,17 @@ class Encoder(SavedText):
         Args:
             text: the text, at most ``config.max_len`` tokens long.
             layer, head: the head to draw, counted from 0; None for the most informative.
+            hide_special: whether to leave special tokens such as [CLS] out of the figure; the other weights stay as they
+                are. A text of more than 512 tokens is always drawn with them.
+            title: the title; None for a description.
 
         Returns:
             A figure from `saccade.viz.heatmap`, which `saccade.viz.save` can write to a file.
 
         Raises:
             TypeError: ``text`` is not a string.
-            ValueError: the model has no tokenizer, the text has no words or is too long, or the layer or head does not
-                exist.
+            ValueError: the model has no tokenizer, the text has no words or is too long, the layer or head does not
+                exist, or ``hide_special`` is set for more than 512 tokens.
             ImportError: matplotlib is not installed.
 
         Cost: a forward pass, plus the weights of one layer at a time; for a long text, one pass over each layer's
@@ -182,7 +193,7 @@ class Encoder(SavedText):
         labels = words(self.tokenizer.encode(text), text)
         with torch.no_grad():
             matrices = self.matrices(tokens)
-        return figure_of(matrices, labels, layer=layer, head=head)
+        return figure_of(matrices, labels, layer=layer, head=head, hide_special=hide_special, title=title)
 
     def _embedded(self, tokens: Tensor, mask: object, token_types: Tensor | None) -> Tensor:
         check_tokens("tokens", tokens)

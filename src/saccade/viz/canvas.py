@@ -10,6 +10,7 @@ import numpy as np
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra, value_error
 from saccade.support.language import translated
+from saccade.support.validation import check_int
 from saccade.viz.arrays import Array
 from saccade.viz.fonts import drawable_title
 from saccade.viz.titles import wrapped
@@ -154,16 +155,22 @@ def dress(axes: "Axes") -> None:
 
 
 @argument_hints({})
-def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
+def save(figure: "Figure", path: str | os.PathLike[str], *, width: int | None = None) -> Path:
     """Write ``figure`` to ``path``, in the format of the path's suffix (``.png``, ``.svg``, ``.pdf``).
 
     The file is written under a temporary name and then renamed, so that a reader never sees a partial file.
+
+    Args:
+        figure: a figure of this module, or any figure of matplotlib.
+        path: the file.
+        width: width of a PNG file in pixels, such as 1920 for a slide; lines and letters grow with it. By default, the
+            resolution that matplotlib is set to. SVG and PDF files have no pixels.
 
     Returns:
         The path of the file.
 
     Raises:
-        ValueError: matplotlib does not support the format.
+        ValueError: matplotlib does not support the format, or ``width`` is given for another format than PNG.
         OSError: the folder does not exist or is not writable.
     """
     destination = Path(path)
@@ -172,8 +179,13 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     suffix = destination.suffix.removeprefix(".").lower() or "png"
     if suffix not in formats:
         raise value_error("path", f"end in one of {', '.join(sorted(formats))}", path)
+    dpi: float | None = None
+    if width is not None:
+        if suffix != "png":
+            raise value_error("width", "be left out unless path ends in .png", width)
+        dpi = check_int("width", width, 16, below=1 << 16) / figure.get_figwidth()
     try:
-        figure.savefig(temporary, format=suffix)
+        figure.savefig(temporary, format=suffix, dpi=dpi)
         os.replace(temporary, destination)
     finally:
         temporary.unlink(missing_ok=True)

@@ -13,7 +13,6 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_type
 
-
 _IGNORED = -100  # the label that torch ignores by default
 
 
