@@ -58,6 +58,27 @@ def test_other():
     run(suite, "--saccade-audit").assert_outcomes(passed=1, errors=1, failed=1)
 
 
+def test_reports_are_english_whatever_the_language(run, monkeypatch):
+    """Logs of CI are read by everyone, so neither the system nor a figure's language changes them."""
+    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
+    ran = run(
+        """
+@pytest.mark.reach("causal & window(2, 0)", length=12)
+def test_broken(audit, llama):
+    from saccade import viz
+    viz.set_language("zh")
+    try:
+        audit(llama)
+    finally:
+        viz.set_language("en")
+""",
+        "--saccade-audit",
+    )
+    ran.assert_outcomes(failed=1)
+    ran.stdout.fnmatch_lines(["E * Failed: the model does not follow the rule", "E * claim * verdict *"])
+    ran.stdout.no_re_match_line(r".*[\u4e00-\u9fff]")
+
+
 def test_a_rule_that_is_kept_passes_and_a_broken_one_shows_table_and_script(run):
     ran = run(
         """

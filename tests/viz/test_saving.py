@@ -43,10 +43,10 @@ def test_an_unknown_format_is_refused(figure, tmp_path):
 
 
 def test_the_width_of_a_slide_enlarges_everything(figure, tmp_path):
-    image = PIL.Image.open(viz.save(figure, tmp_path / "plain.png"))
-    slide = PIL.Image.open(viz.save(figure, tmp_path / "slide.png", width=1920))
-    assert slide.width == 1920
-    assert slide.height == pytest.approx(1920 * image.height / image.width, abs=3)
+    paths = viz.save(figure, tmp_path / "plain.png"), viz.save(figure, tmp_path / "slide.png", width=1920)
+    with PIL.Image.open(paths[0]) as image, PIL.Image.open(paths[1]) as slide:
+        assert slide.width == 1920
+        assert slide.height == pytest.approx(1920 * image.height / image.width, abs=3)
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,11 @@ def _caches_by_mechanism(language: str) -> str:
 
 def _refusals_of_caches(language: str) -> str:
     """Each reason once: what it is about, and the caches that give it."""
-    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}  # subjects and caches, by the rest of a reason
     for name, row in caches_run().items():
         for said in row.values():
             if isinstance(said, str):
-                subject, rest = parted(said)
+                subject, rest = parted(in_language(said, language))
                 subjects, own = found.setdefault(rest, ({}, {}))
                 subjects |= {subject: None} if subject else {}
                 own[name] = None
@@ -45,7 +45,7 @@ def _refusals_of_caches(language: str) -> str:
     rows = []
     for rest, (subjects, own) in found.items():
         told = joined(list(subjects), language) if subjects else WORDS[language]["mechanism"]
-        rows.append((told, in_language(rest, language), all_but(list(own), list(CACHES), language)))
+        rows.append((told, rest, all_but(list(own), list(CACHES), language)))
     return table(head, *rows)
 
 

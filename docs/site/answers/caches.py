@@ -37,7 +37,7 @@ def caches_run() -> dict[str, dict[str, float | str]]:
                 with torch.no_grad():
                     found[name][own] = _error_of(name, own)
             except sc.UnsupportedError as refused:
-                found[name][own] = _reasons_in(refused)[0]
+                found[name][own] = refused.reasons[0]
             except ValueError as refused:
                 found[name][own] = _rule_of(refused)
     return found
@@ -58,10 +58,6 @@ def _error_of(name: str, own: str) -> float:
         parts.append(made.attend(mine, query[:, :, rows], key[:, :, rows], value[:, :, rows], mask=mask))
     dense = mechanism_named(own)(query, key, mask=DENSE_RUNS.get(name, mask)) @ value
     return error(torch.cat(parts, 2), dense)
-
-
-def _reasons_in(refused: Exception) -> list[str]:
-    return [line.removeprefix("    - ") for line in str(refused).splitlines() if line.startswith("    - ")]
 
 
 def _rule_of(refused: Exception) -> str:

@@ -32,8 +32,8 @@ def _masks_of_mechanisms(language: str) -> str:
     }[language]
     rows = []
     for (taken, reason), names in alike.items():
-        subject, rest = parted(reason)
-        told = f"{code(subject)} {in_language(rest, language)}" if reason else "–"
+        subject, rest = parted(in_language(reason, language))
+        told = f"{code(subject)} {rest}" if reason else "–"
         own = all_but(list(taken), list(MASKS), language)
         rows.append((joined(list(dict.fromkeys(names)), language), own, told))
     return table(head, *rows)

@@ -13,6 +13,7 @@ from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
+from saccade.support.language import Message
 from saccade.support.validation import check_int
 
 
@@ -90,7 +91,7 @@ class CompressiveCache(LayerCache):
             where = _concatenate_positions(stored["table"], call.table)
         matrix = call.mechanism(call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=where)
         if not isinstance(matrix, RemembersSegments):
-            reason = f"{type(matrix).__name__} cannot be continued as a sum over segments"
+            reason = Message("{matrix} cannot be continued as a sum over segments", matrix=type(matrix).__name__)
             raise unsupported(kind, [reason], hint="KVCache() supports every mechanism")
         out, memory, tainted, is_open = matrix.advance_segments(values, stored.get("memory"), stored.get("tainted"))
         self._traffic = Traffic(

@@ -14,6 +14,7 @@ from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported, value_error
+from saccade.support.language import Message
 from saccade.support.validation import check_int
 
 _SMALLEST = 16  # initial number of columns of a growing cache
@@ -195,6 +196,7 @@ class KVCache(LayerCache):
 def check_softmax(matrix: Matrix, call: Call) -> None:
     """Raise unless a matrix is a softmax, since some caches select tokens by their softmax weights."""
     if not isinstance(matrix, AttentionMatrix):
-        reason = f"a {type(matrix).__name__} is not a softmax, so there are no largest terms to select"
+        words = "a {matrix} is not a softmax, so there are no largest terms to select"
+        reason = Message(words, matrix=type(matrix).__name__)
         hint = "KVCache() supports every mechanism"
         raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)

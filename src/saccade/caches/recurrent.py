@@ -13,6 +13,7 @@ from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, KeyValueSpec, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.support.errors import unsupported
+from saccade.support.language import Message
 from saccade.support.validation import check_int
 
 
@@ -113,7 +114,7 @@ class RecurrentCache(LayerCache):
             call.query, call.key, mask=call.mask, q_positions=call.positions, kv_positions=call.positions
         )
         if not isinstance(matrix, Recurrent):
-            reason = f"{type(matrix).__name__} cannot be continued as a sum over keys"
+            reason = Message("{matrix} cannot be continued as a sum over keys", matrix=type(matrix).__name__)
             hint = "KVCache() supports every mechanism"
             raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
         out, memory = matrix.advance(call.value, self._memory)

@@ -121,7 +121,7 @@ def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
     """Return the reasons why low-rank attention does not support a mask. Masks that only hide keys are supported."""
     return tuple(
-        Message("{mask} lets queries see different keys: {because}", mask=type(part).__name__, because=because)
+        Message("{mask} lets queries see different keys: {because}", mask=type(part).__name__, because=Message(because))
         for part in parts_of(mask)
         if not part.hides_keys_only
     )

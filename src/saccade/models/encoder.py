@@ -171,8 +171,8 @@ class Encoder(SavedText):
         Args:
             text: the text, at most ``config.max_len`` tokens long.
             layer, head: the head to draw, counted from 0; None for the most informative.
-            hide_special: whether to leave special tokens such as [CLS] out of the figure; the other weights stay as they
-                are. A text of more than 512 tokens is always drawn with them.
+            hide_special: whether to leave special tokens such as [CLS] out of the figure; other weights are unchanged.
+                A text of more than 512 tokens is always drawn with them.
             title: the title; None for a description.
 
         Returns:

@@ -91,8 +91,9 @@ def type_error(
 
 def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:
     """Return an `UnsupportedError` for a request ``what``, with a list of all ``reasons``."""
-    # A reason may span several lines, such as a printed module.
-    reasons = tuple("\n".join(map(escaped, reason.split("\n"))) for reason in reasons)
+    # A reason may span several lines, such as a printed module. One that needs no escapes remains a `Message`.
+    safe = ["\n".join(map(escaped, reason.split("\n"))) for reason in reasons]
+    reasons = tuple(reason if reason == text else text for reason, text in zip(reasons, safe, strict=True))
     lines = [
         f"{called_function()}: {escaped(what)} cannot run these inputs:",
         *(f"    - {reason}" for reason in reasons),

@@ -66,7 +66,7 @@ def test_targets_are_the_next_tokens_of_each_text():
     ids = [torch.randint(50, (n,), dtype=torch.int32) for n in (5, 0, 1, 9, 0)]
     packed = sc.pack(ids)
     expected = [[*text[1:].tolist(), -100] for text in ids if len(text)]
-    assert packed.targets().tolist() == [sum(expected, [])]
+    assert packed.targets().tolist() == [[token for text in expected for token in text]]
     assert packed.targets().dtype == torch.int64
     logits = torch.randn(1, 15, 50, requires_grad=True)
     torch.nn.functional.cross_entropy(logits[0], packed.targets()[0]).backward()

@@ -37,6 +37,7 @@ from saccade.engine.kernels.native_arguments import (
     prepared,
 )
 from saccade.engine.memory_accounting import Cost
+from saccade.support.language import Message
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 
 _FEW_KEYS = 40  # with fewer keys, or fewer pairs over all heads, other kernels start faster
@@ -206,7 +207,7 @@ def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
     if not query.is_cpu:
         why.append(f"it runs on CPUs, not on {query.device.type}")
     if query.dtype is torch.float64:
-        why.append("it has no float64")
+        why.append(Message("it has no {dtype}", dtype="float64"))
     if inputs.tile_function is not None or inputs.modification is not None:
         why += reasons_unless_dot_product(inputs)
     if inputs.rule.calls_functions:

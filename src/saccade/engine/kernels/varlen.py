@@ -15,6 +15,7 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict, disabled_reasons, reasons_unless_dot_product
 from saccade.engine.memory_accounting import Cost, MemoryUse
+from saccade.support.language import Message
 from saccade.support.torch_modes import is_transformed, unobserved
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Varlen(Kernel):
             if request.impl == "auto":
                 return Verdict(tuple(why))
         if inputs.query.dtype not in _DTYPES:
-            why.append(f"it has no {str(inputs.query.dtype).removeprefix('torch.')}")
+            why.append(Message("it has no {dtype}", dtype=str(inputs.query.dtype).removeprefix("torch.")))
         if 0 in inputs.shape or inputs.query.shape[3] > _WIDEST:
             why.append(f"it needs heads at most {_WIDEST} wide, and no empty inputs")
         elif _packed_mask(inputs) is None:
