@@ -23,14 +23,14 @@ def drawn(figure):
 
 def test_memory_with_the_room_that_there_is(costs):
     axes, lines = drawn(growth(reversed(costs), memory=3 * 2**20))
-    assert list(lines) == ["forward", "training", "decode", "cache", "room"]
+    assert list(lines) == ["forward", "training", "decode", "cache", "available"]
     assert axes.get_ylabel() == "MiB"
     for name in ("forward", "training", "decode"):
         x, y = lines[name]
         assert x.tolist() == list(LENGTHS)
         np.testing.assert_allclose(y * 2**20, [getattr(told, name).peak_bytes for told in costs])
     np.testing.assert_allclose(lines["cache"][1] * 2**20, [told.cache_bytes for told in costs])
-    assert lines["room"][1].tolist() == [3.0] * 3
+    assert lines["available"][1].tolist() == [3.0] * 3
 
 
 @pytest.mark.parametrize(("what", "attribute", "unit"), [("flops", "flops", 1e6), ("moved", "bytes_moved", 2**20)])

@@ -10,6 +10,7 @@ from saccade import viz
 from saccade.costs.cost import Cost
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
+from saccade.support.language import translated
 from saccade.support.validation import check_type, is_number
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _BYTES = [("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)]
 _UNITS = {  # largest first
     "memory": _BYTES,
     "flops": [("GFLOP", 1e9), ("MFLOP", 1e6)],
-    "moved": [(f"{name} moved", size) for name, size in _BYTES],
+    "moved": [("GiB moved", 2.0**30), ("MiB moved", 2.0**20), ("KiB moved", 2.0**10)],
     "seconds": [("seconds", 1.0), ("milliseconds", 1e-3)],
 }
 
@@ -66,18 +67,18 @@ def growth(
         raise value_error("memory", 'be a positive number of bytes, used with what="memory"', memory)
     lines = _lines(ordered, what)
     if memory is not None:
-        lines["room"] = [memory] * len(ordered)
+        lines["available"] = [memory] * len(ordered)
     most = max(x for line in lines.values() for x in line)
     unit, size = next(scale for scale in _UNITS[what] if scale[1] <= most or scale is _UNITS[what][-1])
     first = ordered[0]
-    name = f"{first.subject}, batch {first.batch}, {str(first.dtype).removeprefix('torch.')}"
+    values = {"subject": first.subject, "batch": first.batch, "dtype": str(first.dtype).removeprefix("torch.")}
     return viz.profile(
         [[x / size for x in line] for line in lines.values()],
         x=lengths,
-        names=list(lines),
-        title=name if title is None else title,
-        x_name="tokens",
-        y_name=unit,
+        names=[translated(name) for name in lines],
+        title=translated("{subject}, batch {batch}, {dtype}", **values) if title is None else title,
+        x_name=translated("tokens"),
+        y_name=translated(unit),
         log=True,
     )
 

@@ -26,12 +26,14 @@ CHINESE = {
     "uniform attention": "均匀注意力",
     "written": "写出的",
     "read": "所读的",
+    "Which patches a word attends to": "一个词关注哪些图块",
+    "red": "红",
+    "blue": "蓝",
     # findings
     "all-MiniLM-L6-v2: every head (H) of every layer (L)": "all-MiniLM-L6-v2：每层（L）的每个头（H）",
     "small-decoder: every head (H) of every layer (L)": "small-decoder：每层（L）的每个头（H）",
-    "given to the first token  0 – 1": "给第一个词元的  0 – 1",
-    "given to the token before  0 – 1": "给前一个词元的  0 – 1",
-    "entropy, share of the possible  0 – 1": "熵，占最大可能的份额  0 – 1",
+    "given to the token before": "给前一个词元的",
+    "entropy, share of the possible": "熵，占最大可能的份额",
     "small-decoder, layer 3: attention by distance": "small-decoder，第 3 层：注意力与距离",
     "tokens back": "往回多少个词元",
     "share of all attention": "占全部注意力的份额",
@@ -75,7 +77,7 @@ CHINESE = {
     "training": "训练",
     "decode": "解码",
     "cache": "缓存",
-    "room": "空间",
+    "available": "可用",
 } | {f"head {number}": f"第 {number} 个头" for number in range(5)}
 
 
