@@ -185,6 +185,13 @@ def test_a_training_set_up_is_audited_in_chinese():
     assert any("批次中没有原样的第 1 段文本（共 2 段）" in line for line in lines)
 
 
+def test_a_trace_of_generation_is_printed_in_chinese(run):
+    result = run("--lang", "zh", "generate", "Return a new list", "--max-new-tokens", "2", "--trace")
+    head, prefill, decode = (line.split() for line in result.stderr.splitlines()[:3])
+    assert head == ["步", "阶段", "词元", "读取", "K,V", "写入", "选中"]
+    assert (prefill[1], decode[1]) == ("预填充", "解码")
+
+
 def test_json_stays_english(run, monkeypatch):
     monkeypatch.setitem(loading.NAMED, "mine", sc.models.small_decoder)
     options = ("--length", "12", "--tests", "1", "--claim", "sinks", "--json")

@@ -12,6 +12,8 @@ from saccade.cli.exit_status import loaded, refuse
 from saccade.cli.loading import SMALL_DECODER, ModelName, load
 from saccade.cli.progress import progress
 from saccade.models import Decoder, Sampler, Step, beam_search, stream
+from saccade.support.columns import left_aligned, right_aligned
+from saccade.support.language import translated
 from saccade.text import visible
 
 if TYPE_CHECKING:
@@ -123,13 +125,19 @@ def _without_end_token(steps: Iterable[Step], stop: Collection[int]) -> Iterator
 
 def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> Iterator[Step]:
     """Yield the decoding steps of a generation, printing one line for each step."""
-    console.print(f"{'step':>5}  {'phase':<7}  {'tokens':>6}  {'K,V read':>10}  {'appended':>10}  chosen")
+    heads = map(translated, ("step", "phase", "tokens", "K,V read", "appended", "chosen"))
+    console.print(_trace_line(*heads))
     for number, step in enumerate(steps):
         read, appended = (_bytes(count) for count in (step.bytes_read, step.bytes_appended))
         token = visible(repr(tokenizer.decode([int(step.tokens[0])], skip_special_tokens=False)))
-        line = f"{number:>5}  {step.phase:<7}  {step.processed:>6}  {read:>10}  {appended:>10}  {token}"
+        line = _trace_line(str(number), translated(step.phase), str(step.processed), read, appended, token)
         console.print(line, soft_wrap=True)
         yield step
+
+
+def _trace_line(number: str, phase: str, tokens: str, read: str, appended: str, token: str) -> str:
+    sizes = right_aligned(tokens, 6), right_aligned(read, 10), right_aligned(appended, 10)
+    return "  ".join((right_aligned(number, 5), left_aligned(phase, 7), *sizes, token))
 
 
 def _with_progress_bar(console: Console, steps: Iterable[Step], most: int) -> Iterator[Step]:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from saccade.support.language import translated
+
 
 @contextmanager
 def progress(console: Console, what: str, total: int | None) -> Iterator[Callable[..., None]]:
@@ -24,9 +26,9 @@ def progress(console: Console, what: str, total: int | None) -> Iterator[Callabl
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(translated(what), total=total)
 
         def advance(steps: int = 1, what: str | None = None) -> None:
-            bar.update(task, advance=steps, description=what)
+            bar.update(task, advance=steps, description=None if what is None else translated(what))
 
         yield advance
