@@ -79,6 +79,13 @@ def test_a_profile_loses_no_peak():
     assert axes.lines[2].get_linestyle() == "--"
 
 
+def test_a_line_below_an_equal_one_stays_visible():
+    line = np.linspace(1.0, 2.0, 50)
+    lines = viz.profile([line, 3 * line, 1.01 * line], names=["below", "apart", "above"]).axes[0].get_lines()
+    below, apart, above = (one.get_linewidth() for one in lines)
+    assert below > apart == above
+
+
 def test_a_profile_counts_places_as_they_are_given():
     axes = viz.profile([1.0, 2.0, 3.0], x=torch.tensor([-1, 0, 4]), x_name="lag", y_name="share").axes[0]
     assert list(axes.lines[0].get_xdata()) == [-1, 0, 4]

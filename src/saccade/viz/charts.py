@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_ALIKE = 0.05  # relative difference up to which a line covers another one
 _PROFILE_WIDTH, _PROFILE_HEIGHT = 6.4, 2.8  # inches
 _POINTS, _LOG_POINTS = 960, 160  # maximum number of points: the width in pixels; fewer on a log axis, where lines blur
 
@@ -70,7 +71,8 @@ def profile(
         ink = INKS[number % len(INKS)]
         group_x, most, least = _grouped(coordinates, line, log)
         name, _ = drawable_title(names[number]) if names is not None else ("_", [])
-        axes.plot(group_x, most, color=ink, linewidth=1.2, label=name)
+        above = sum(np.allclose(line, other, rtol=_ALIKE, equal_nan=True) for other in lines[number + 1 :])
+        axes.plot(group_x, most, color=ink, linewidth=1.2 + 2.0 * above, label=name)  # wider, so that it is visible
         if (most != least).any():
             axes.fill_between(group_x, least, most, color=ink, alpha=0.18, linewidth=0)
     if even is not None:
