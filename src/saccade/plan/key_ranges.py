@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
+_FEW_SLOTS = 6  # rows of at most this length are sorted faster by comparing columns
 _AT_ONCE = 1024  # groups whose ranges are read at a time: reading them one by one takes ten times as long
 
 
@@ -126,16 +127,30 @@ def _packed(starts: Ints, ends: Ints, domain: KeyDomain) -> tuple[Ints, Ints]:
         return starts, ends
     # Starts and ends may be sorted separately: the k-th start opens a segment iff the k ranges that start before it
     # have ended by then, and these have the k smallest ends. Slots that open or close nothing are moved to the end.
-    starts.sort(axis=1)
-    ends.sort(axis=1)
+    _sort_rows(starts)
+    _sort_rows(ends)
     inner = starts[:, 1:] <= ends[:, :-1]
     slots = starts.shape[1] - int(inner.sum(axis=1).min(initial=starts.shape[1] - 1))
     np.copyto(starts[:, 1:], stop, where=inner)
     np.copyto(ends[:, :-1], stop, where=inner)
-    starts.sort(axis=1)
-    ends.sort(axis=1)
+    _sort_rows(starts)
+    _sort_rows(ends)
     # A last segment that starts at the end of the domain is an empty slot.
     return starts[:, :slots].copy(), ends[:, :slots].copy()
+
+
+def _sort_rows(values: Ints) -> None:
+    """Sort each row in place. Short rows are sorted column by column, since NumPy starts anew for each row."""
+    slots = values.shape[1]
+    if slots > _FEW_SLOTS:
+        values.sort(axis=1, kind="stable")  # rows are sorted already, or two sorted parts, which this kind only merges
+        return
+    for last in range(slots - 1, 0, -1):
+        for slot in range(last):
+            left, right = values[:, slot], values[:, slot + 1]
+            larger = np.maximum(left, right)
+            np.minimum(left, right, out=left)
+            right[:] = larger
 
 
 class Bounds(NamedTuple):

@@ -17,9 +17,11 @@ from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Rule, Tile, Triang
 # fused operation processes short calls more slowly (its inner block is 32, 64 or 256 rows for calls of at least
 # 1, 192 or 768 rows).
 TILE_COST = 30_000
+_PAIR_COST, _SHORT_PAIR_COST = 290 / 235, 290 / 190  # with fewer than 768 rows, and with fewer than 192
 _KEY_PRICE = 8.0  # cost of reading a key, which matters only for few rows
 _FEW_ROWS = 16
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
+_FEW_RANGES = 512  # largest number of key ranges, all groups together, for which the cost of a layout is sampled
 _FEW_GROUPS = 64  # largest number of groups for which the cost of a layout is summed tile by tile
 
 
@@ -80,23 +82,26 @@ class Layout:
         """Return the estimated cost of computing the layout's tiles, in query-key pairs."""
         count = len(self.groups.first)
         if count <= _FEW_GROUPS:
-            num_distinct = int(self.num_distinct.max())
-            return sum(self._cost_of(tile, num_distinct) for tile in self._cached_tiles)
+            return self._cost_by_tiles()
         # Bounds do not show which residual masks are native. Estimate what those save from the tiles of a few groups.
-        some = np.unique(np.linspace(0, count - 1, _FEW_GROUPS).astype(np.int64))
+        ranges = self.all_rows.starts.shape[1] + self.undecided.starts.shape[1]
+        some = np.unique(np.linspace(0, count - 1, min(_FEW_GROUPS, _FEW_RANGES // ranges + 2)).astype(np.int64))
         few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.undecided.at(some))
-        return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)
+        return self._cost_by_bounds() * few._cost_by_tiles() / (few._cost_by_bounds() or 1.0)
 
     def cost_of_fully_visible(self) -> float:
         """Return the cost of the keys visible to all rows. Every grouping includes this cost."""
         pairs = self.copies * self.groups.rows * self._count(self.all_rows)
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 
+    def _cost_by_tiles(self) -> float:
+        num_distinct = int(self.num_distinct.max())
+        return sum(self._cost_of(tile, num_distinct) for tile in self._cached_tiles)
+
     def _cost_by_bounds(self) -> float:
         rows = self.groups.rows
-        heights, which = np.unique(rows, return_inverse=True)
-        costs = np.asarray([_cost_of_pair(height) for height in heights.tolist()])
-        pairs = self.copies * rows * self.widths * costs[which]
+        costs = np.where(rows >= 768, 1.0, np.where(rows >= 192, _PAIR_COST, _SHORT_PAIR_COST + _KEY_PRICE / rows))
+        pairs = self.copies * rows * self.widths * costs
         return float(pairs.sum() + self.residuals.sum() + TILE_COST * len(rows))
 
     def tiles(self) -> Iterable[Tile]:
@@ -158,8 +163,8 @@ class Layout:
 
 def _cost_of_pair(rows: int) -> float:
     if rows >= 192:
-        return 1.0 if rows >= 768 else 290 / 235
-    return 290 / 190 + _KEY_PRICE / rows
+        return 1.0 if rows >= 768 else _PAIR_COST
+    return _SHORT_PAIR_COST + _KEY_PRICE / rows
 
 
 def _is_native(strip: ColumnRange) -> bool:

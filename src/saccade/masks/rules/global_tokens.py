@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable
 from typing import ClassVar
 
@@ -118,7 +119,8 @@ class Global(Mask):
         return np.searchsorted(where, stop) - np.searchsorted(where, first)
 
     def _inside(self, span: range) -> tuple[int, ...]:
-        return tuple(span.index(position) for position in self.positions if position in span)
+        inside = self.positions[bisect_left(self.positions, span.start) : bisect_left(self.positions, span.stop)]
+        return tuple(span.index(position) for position in inside if position in span)
 
 
 def global_positions(positions: object) -> tuple[int, ...]:

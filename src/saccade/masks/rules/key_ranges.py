@@ -114,6 +114,9 @@ class KeyRanges(Mask):
 def _extreme_in_rows(reduction: np.ufunc, numbers: Ints, low: Ints, high: Ints) -> Ints:
     """Return the minimum or maximum of range ends ``[rows, ranges]`` over rows ``low`` to ``high`` (inclusive)."""
     pairs = np.stack([low, high + 1], 1).ravel()
-    # Every second result lies between two groups; `reduceat` needs a row after the last one.
-    reduced: Ints = reduction.reduceat(np.concatenate([numbers, numbers[-1:]]), pairs)[::2]
+    # Every second result lies between two groups. `reduceat` takes no index after the last row.
+    pairs = pairs[:-1] if pairs[-1] == len(numbers) else pairs
+    if pairs.max() == len(numbers):
+        numbers = np.concatenate([numbers, numbers[-1:]])
+    reduced: Ints = reduction.reduceat(numbers, pairs)[::2]
     return reduced

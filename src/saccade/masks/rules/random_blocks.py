@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -106,9 +107,8 @@ class Random(Mask):
 
     def partial(self, box: Box) -> bool | Hashable:
         size = self.block_size
-        rows = np.arange(max(box.rows[0] // size, 0), box.rows[-1] // size + 1)
         columns = range(box.keys[0] // size, box.keys[-1] // size + 1)
-        drawn = self.drawn(rows)
+        drawn = _drawn_once(self, max(box.rows[0] // size, 0), box.rows[-1] // size + 1)
         hits = (drawn >= columns[0]) & (drawn <= columns[-1])
         if not hits.any():
             return False
@@ -118,6 +118,12 @@ class Random(Mask):
 
     def cuts(self, batch: int, rows: range) -> Ints:
         return np.arange(max(rows.start, 0) // self.block_size * self.block_size, rows.stop, self.block_size)
+
+
+@lru_cache(maxsize=64)
+def _drawn_once(rule: Random, first: int, stop: int) -> Ints:
+    """Return the key blocks of consecutive query blocks. A tile has many key ranges for the same rows."""
+    return rule.drawn(np.arange(first, stop))
 
 
 def _random_bits(seed: int, row: Any, number: int) -> Any:

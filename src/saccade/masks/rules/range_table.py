@@ -35,10 +35,12 @@ class RangeTable(Mask):
         table = np.empty((2, len(starts), rows, starts[0].shape[1]), dtype=np.int64)
         table[0], table[1] = rows, 0  # an empty range
         for number, (first, stop) in enumerate(zip(starts, ends, strict=True)):
-            order = np.argsort(stop <= first, axis=1, kind="stable")  # empty ranges come last
-            for side, values, empty in ((0, first, rows), (1, stop, 0)):
-                given = np.where(stop <= first, empty, values)
-                table[side, number, : len(first)] = np.take_along_axis(given, order, 1)
+            empty = stop <= first
+            is_in_order = not (empty[:, :-1] & ~empty[:, 1:]).any()
+            order = None if is_in_order else np.argsort(empty, axis=1, kind="stable")  # empty ranges come last
+            for side, values, filler in ((0, first, rows), (1, stop, 0)):
+                given = np.where(empty, filler, values)
+                table[side, number, : len(first)] = given if order is None else np.take_along_axis(given, order, 1)
         object.__setattr__(self, "_ranges", KeyRanges(table[0], table[1], rows))
         object.__setattr__(self, "_length", length)
 
