@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -73,6 +74,12 @@ extern "C" int backward(const double* q, const double* k, const double* v, const
   return 0;
 }
 
+extern "C" int crashing(const double* q, const double* k, const double* v, const uint8_t* mask, double* out,
+                        const int64_t* n, double scale) {
+  if (n[5] != n[6]) __builtin_trap();
+  return attention(q, k, v, mask, out, n, scale);
+}
+
 extern "C" int refusing(const double*, const double*, const double*, const uint8_t*, double*, const int64_t*, double) {
   return 3;
 }
@@ -119,3 +126,18 @@ def test_inputs_of_another_dtype_and_gradients_without_a_backward_function_are_r
     assert form.reasons(query, query, query, mask) == ("takes float64 only on the CPU", "has no gradients")
     with pytest.raises(ValueError, match="backward must be a function of the library"):
         adapters.c_function(library, "attention", backward="nothing")
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the command runs in one process")
+def test_the_command_names_the_trial_in_which_a_function_crashes(library):
+    command = [sys.executable, "-m", "saccade", "judge", f"{library}::crashing", "--law", "oracle", "--seed", "5"]
+    command += ["--claim", 'dtypes=["float64"]', "--claim", 'settings={dtype="float64"}', "--claim", "gradients=false"]
+    cases = [argument for case in CASES for argument in ("--case", case)]
+    done = subprocess.run([*command, *cases], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    trial = "oracle, case widths-differ, float64, seed 5"
+    assert f"::crashing must return from each call; got SIGILL in the trial {trial}" in done.stderr
+    done = subprocess.run([*command, "--case", "causal"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "All 1 laws that could be tried hold." in done.stdout

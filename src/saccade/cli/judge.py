@@ -1,6 +1,7 @@
 """``saccade judge``: test a kernel against the laws of attention."""
 
 import json
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
+from saccade.cli.crash_watch import watched
 from saccade.cli.exit_status import refuse, refuse_combination
 from saccade.cli.output_files import all_or_none, folder_for, writing
 from saccade.cli.progress import progress
@@ -123,12 +125,20 @@ def _run_judge(
         if name not in DTYPES:
             refuse("judge", f"--dtype must be among {', '.join(DTYPES)}; got {name}")
     sys.path.insert(0, "")  # modules in the current folder are found, as with python -m
+    chosen_seed = secrets.randbelow(1 << 32) if seed is None else seed
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
     try:
         source = Source.parse(kernel)
         check_interpreter(source, device)
+        announce = watched("judge", visible(kernel)) if source.is_library else None
         loaded: Any = source.load()
         with progress(errors, "trials", None) as advance:
+
+            def show(number: int, count: int, trial: str) -> None:
+                advance(1, trial)
+                if announce is not None:
+                    announce(f"{trial}, seed {chosen_seed}")
+
             return run(
                 loaded,
                 claims,
@@ -138,8 +148,8 @@ def _run_judge(
                 dtypes=None if dtypes is None else [DTYPES[name] for name in dtypes],
                 device=device,
                 minutes=minutes,
-                seed=seed,
-                progress=lambda number, count, name: advance(1, name),
+                seed=chosen_seed,
+                progress=show,
             )
     except (ValueError, TypeError) as error:
         refuse("judge", str(error).partition(": ")[2] or str(error))

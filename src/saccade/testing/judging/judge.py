@@ -55,7 +55,8 @@ def judge(
         device: device of the inputs.
         minutes: time after which no further trial begins; None runs all trials.
         seed: seed of all values; None draws a new seed.
-        progress: called before each trial with the numbers of finished trials and of all trials, and the law's name.
+        progress: called before each trial with the numbers of finished trials and of all trials, and the names of the
+            trial's law, case and dtype.
 
     Returns:
         A `Judgement`.
@@ -74,7 +75,9 @@ def judge(
 
     def run_trial(trial: Trial) -> bool:
         if progress is not None:
-            progress(len(results), len(planned), trial[0].name)
+            law, case, dtype = trial
+            named = f"{law.name}, case {case.name}, {str(dtype).removeprefix('torch.')}"
+            progress(len(results), len(planned), named)
         results.append((trial, judged.run_trial(subject, *trial)))
         return results[-1][1].verdict in ("kept", "broken")
 
