@@ -71,7 +71,7 @@ levels: $(VENV)/.dev  ## run the tests of the compiled kernel at each lower leve
 arm: $(VENV)/.dev  ## compile the kernels for 64-bit ARM and check them in an emulator (three minutes)
 	$(PYTEST) -m slow tests/engine/kernels/test_native_builds.py -k arm
 
-arm-python: $(VENV)/.dev  ## run Python, torch and the kernels for 64-bit ARM in an emulator (hours, 8 GB of disk); ARM='-c "..."' runs code
+arm-python: $(VENV)/.dev  ## run Python, torch and the kernels for 64-bit ARM in an emulator (half an hour, 8 GB of disk); ARM='-c "..."' runs code
 	$(BIN)/python tests/project/arm/run.py $(ARM)
 
 check-all: check  ## check, the tests as on AVX2 and where `auto` asks the compiled kernels first, and the slow proofs
