@@ -72,7 +72,7 @@ def tokens_cluster(
         yield at_most(Message("β = 50, on a circle: clusters after {layers} layers", layers=layers), count(tokens), 12)
         yield at_least("the same", count(tokens), 3)
     distance = torch.where(clusters(late), 1 - late @ late.T, 0.0).max()
-    yield at_most("the same: largest distance within a cluster, 1 - cosine", float(distance), 0.01)
+    yield at_most("the same: largest distance within a cluster, 1 - cosine", float(distance), 1e-3)
     apart = flow(spread, 200, 1.0, sign)
     yield at_most(
         "β = 1, d = 8, W_v = -I: smallest inner product after 200 layers", float((apart @ apart.T).min()), -0.5

@@ -65,7 +65,7 @@ def two_heads_do_what_one_cannot(
     gathered, target = 0.9 * first + 0.1 * second, first - second
     best = torch.linalg.lstsq(gathered, target).solution
     left = float((gathered @ best - target).square().sum() / target.square().sum())
-    yield equal("one head, weights 0.9 and 0.1: by least squares", left, residual(0.9, 0.1), 0.05, "4,000 samples")
+    yield equal("one head, weights 0.9 and 0.1: by least squares", left, residual(0.9, 0.1), 0.04, "4,000 samples")
     tokens = draw.normal(1, n, 8)
     moved = tokens + torch.cat([torch.zeros(1, n, 4, dtype=torch.float64), draw.normal(1, n, 4)], -1)
     outputs = [several(*[split(one)] * 3) for one in (tokens, moved)]
@@ -73,7 +73,7 @@ def two_heads_do_what_one_cannot(
     yield equal(
         "two heads, each on half of the features: change of the first when the second half changes", float(change[0]), 0
     )
-    yield at_least("the same: change of the second", float(change[1]), 0.5)
+    yield at_least("the same: change of the second", float(change[1]), 0.8)
 
 
 @claim(

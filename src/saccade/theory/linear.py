@@ -98,7 +98,7 @@ def attention_descends_gradients_in_context(
         "the same with scores times 0.0001 and centred answers",
         _relative_error(small, once),
         0.0,
-        1e-3,
+        5e-4,
         "scores squared",
     )
 

@@ -119,7 +119,7 @@ def mean_shift_climbs(
         at = step(at, keys)
     steps = torch.stack(heights).diff(dim=0)
     yield at_least("smallest rise of the log-density in a step", float(steps.min()), 0.0, 1e-12)
-    yield at_least("mean rise over 30 steps", float(steps.sum(0).mean()), 0.1)
+    yield at_least("mean rise over 30 steps", float(steps.sum(0).mean()), 0.2)
 
 
 @claim(
@@ -145,5 +145,5 @@ def hopfield_energy_falls(
         recalled = step(recalled, stored, 1.0)
     farthest = float((recalled - stored).norm(dim=-1).max())
     yield at_most(
-        "largest distance of 20 noisy patterns of length 8 to their originals, after 3 steps, β = 1", farthest, 0.01
+        "largest distance of 20 noisy patterns of length 8 to their originals, after 3 steps, β = 1", farthest, 1e-9
     )

@@ -147,7 +147,7 @@ def distance_does_not_matter(
     strength = influence(layer(draw), draw.normal(256, _LENGTH, _WIDTH))
     near, far = strength[:, 1:17].mean(), strength[:, -16:].mean()
     yield equal("influence of tokens 49 to 64 away, against 1 to 16", float(far / near), 1.0, 0.2, "256 sequences")
-    yield at_least("smallest influence in 256 sequences", float(strength.min()), 1e-12)
+    yield at_least("smallest influence in 256 sequences", float(strength.min()), 1e-6)
     share = float((strength[:, -1] / strength.sum(-1)).mean())
     yield at_most("share of one far token in all influence", share, 2 / _LENGTH)
     x = draw.normal(1, 12, _WIDTH)
@@ -157,7 +157,7 @@ def distance_does_not_matter(
         every = torch.autograd.functional.jacobian(build(draw), x)
         return every.square().sum((0, 2, 3, 5)).sqrt()
 
-    yield at_least("no mask: smallest influence of a position on another", float(influences(unmasked).min()), 1e-9)
+    yield at_least("no mask: smallest influence of a position on another", float(influences(unmasked).min()), 5e-4)
     hidden = float((influences(layer) == 0).double().mean())
     yield equal("causal mask: share of pairs without influence, 12 tokens", hidden, 66 / 144)
 
@@ -173,11 +173,11 @@ def recurrent_influence_fades(draw: Draw, *, network: Callable[..., Callable[[Te
     """In a recurrent network, the influence of a token fades with its distance."""
     x = draw.normal(64, _LENGTH, _WIDTH)
     strength = influence(network(draw), x).mean(0)
-    yield at_most("LSTM: influence 64 steps away, against 1 step", float(strength[64] / strength[1]), 1e-6)
+    yield at_most("LSTM: influence 64 steps away, against 1 step", float(strength[64] / strength[1]), 1e-10)
     half = (strength[1:33].log().diff().mean(), strength[32:65].log().diff().mean())
-    yield equal("decay per step, second half against first", float(half[1] / half[0]), 1.0, 0.5, "exponential")
+    yield equal("decay per step, second half against first", float(half[1] / half[0]), 1.0, 0.4, "exponential")
     open_gate = influence(network(draw, 6.0), x).mean(0)
-    yield at_least("the same with a forget bias of 6", float(open_gate[64] / open_gate[1]), 0.05)
+    yield at_least("the same with a forget bias of 6", float(open_gate[64] / open_gate[1]), 0.4)
 
 
 @claim(
@@ -223,9 +223,9 @@ def recurrent_gradients_explode(
         )
     small = influence(network(draw, 1.1, torch.tanh), x / 1e6).mean(0)
     grown = float(small[64] / small[0]) / 1.1**64
-    yield equal("tanh, gain 1.1, inputs of size 10⁻⁶: 64 steps away, over 446", grown, 1.0, 0.01, "nothing saturates")
+    yield equal("tanh, gain 1.1, inputs of size 10⁻⁶: 64 steps away, over 446", grown, 1.0, 2e-5, "nothing saturates")
     large = influence(network(draw, 1.1, torch.tanh), x).mean(0)
-    yield at_most("the same, inputs of size 1: 64 steps away, against the last", float(large[64] / large[0]), 1e-3)
+    yield at_most("the same, inputs of size 1: 64 steps away, against the last", float(large[64] / large[0]), 1e-10)
 
 
 @claim(
@@ -255,7 +255,7 @@ def recurrences_are_sequential(
 
     steps = path(lambda x: recurrence(x[:, None]))
     yield equal(
-        "recurrence: growth of the longest chain for twice the length", growth(steps, 128), 2.0, 0.05, "its ends"
+        "recurrence: growth of the longest chain for twice the length", growth(steps, 128), 2.0, 0.02, "its ends"
     )
     yield at_least("operations in it, n = 128, over n", steps(128) / 128, 1.0)
     yield equal(
@@ -302,6 +302,6 @@ def what_is_needed_must_be_attended_to(
         return influence(lambda x: functools.reduce(lambda x, one: one(x), stack, x), x)[:, n - 1 - subject]
 
     yield equal("one layer, the pair hidden: largest influence of the token", float(reached(pair, 1).max()), 0.0)
-    yield at_least("two layers, the pair hidden: smallest influence", float(reached(pair, 2).min()), 0.012)
+    yield at_least("two layers, the pair hidden: smallest influence", float(reached(pair, 2).min()), 0.014)
     alone = float(reached(column, 2).max())
     yield equal("two layers, the token hidden from all others: largest influence", alone, 0.0)

@@ -93,7 +93,7 @@ def spatial_attention_compares_all_positions(
             return float((module(moved)[..., 0, 0] - plain).abs().max())
 
         yield at_most("CBAM: change of the first position when the last one changes", change(-1), 0.0)
-        yield at_least("CBAM: its change when a position inside its reach changes", change(2), 1e-9)
+        yield at_least("CBAM: its change when a position inside its reach changes", change(2), 5e-4)
         gates = (module(features) / features).mean(1)
         yield apart("CBAM: sum of all gates, which for one distribution is 1", float(gates.sum()), 1.0, 10.0)
         cbam = draw.module(lambda: whole(channels)).eval()
@@ -106,7 +106,7 @@ def spatial_attention_compares_all_positions(
     of_positions = compressed(features[0].flatten(1).T)
     rank = int(torch.linalg.matrix_rank(of_positions @ of_positions.T))
     yield equal("channels compressed to one, then dot products: rank of the scores", rank, 1)
-    yield at_least("non-local block: smallest weight of one position for another", float(weights.min()), 1e-12)
+    yield at_least("non-local block: smallest weight of one position for another", float(weights.min()), 3e-9)
     yield equal("non-local block: sum of a row", float(weights[0, 0, 0].sum()), 1.0, 1e-9)
 
 

@@ -178,8 +178,8 @@ def unscaled_gradients_vanish(
         )
         left = movability(scores * unscaled(width))
         medians[width], means[width] = float(left.median()), float(left.mean())
-    yield at_least("unscaled, d_k = 8: median, which has not vanished", medians[8], 0.2)
-    yield at_most("unscaled, d_k = 1,024: median", medians[1024], 1e-3)
+    yield at_least("unscaled, d_k = 8: median, which has not vanished", medians[8], 0.5)
+    yield at_most("unscaled, d_k = 1,024: median", medians[1024], 1.3e-4)
     yield at_least("unscaled, d_k = 1,024: mean, which has not vanished", means[1024], 0.02)
     ratio = math.sqrt(1024 / 64) * means[1024] / means[64]
     yield equal("mean times √d_k, d_k = 1,024 against 64", ratio, 1.0, 0.35, "the law 1/√d_k")
