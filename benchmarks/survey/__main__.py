@@ -1,4 +1,4 @@
-"""``python -m benchmarks.survey [NAME ...]``: check the language models of transformers against all claims."""
+"""``python -m benchmarks.survey [NAME ...]``: check models of transformers and of other packages against all claims."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.generated_part import with_generated
 from benchmarks.survey.table import written
 from benchmarks.survey.versions import COMPARED, compared, versions_table
 from saccade.caches.files.tensor_files import write_whole
-from saccade.support.errors import missing_extra
+from saccade.support.errors import missing_extra, value_error
+
+if TYPE_CHECKING:
+    from benchmarks.survey.result import Cell
 
 COMMAND = "python -m benchmarks.survey"
-IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
+PACKAGES = "python -m benchmarks.survey --part packages"
+IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "saccade")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Audit every language model of the installed transformers, small and random, and write the results.
+    """Audit every language model of transformers, and models of other packages, small and random; write the results.
 
     A survey that was ended continues with the models that it has not measured, if the versions are the same.
     """
     parser = argparse.ArgumentParser(prog=COMMAND, description=main.__doc__)
-    parser.add_argument("name", nargs="*", help="kinds of models, such as llama; all when none")
+    parser.add_argument("name", nargs="*", help="kinds of models, such as llama, or packages; all when none")
+    parser.add_argument("--part", nargs="*", choices=PARTS, default=tuple(PARTS), help="what is measured")
+    parser.add_argument("--add", action="store_true", help="keep the other cells of the results")
     parser.add_argument("--by", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS, help="implementations")
     parser.add_argument("--results", type=Path, default=Path("survey.json"), help="the file of the results")
     parser.add_argument("--page", nargs="*", type=Path, help="measure nothing: update the table of these pages")
@@ -40,17 +46,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _write(options.results, compared(surveys))
         return
     if options.page is None:
-        unfinished = options.results.with_suffix(".unfinished")
-        survey = _survey(options.name, options.by, options.jobs, unfinished)
-        _write(options.results, survey)
-        unfinished.unlink()
+        _measure(options)
         return
     results = json.loads(options.results.read_text("utf-8"))
     for page in options.page:
-        text = page.read_text("utf-8")
-        is_comparison = "changed" in results
-        part = (versions_table if is_comparison else written)(results, page.parent.name)
-        page.write_text(with_generated(text, COMPARED if is_comparison else COMMAND, part), "utf-8")
+        text, language = page.read_text("utf-8"), page.parent.name
+        if "changed" in results:
+            text = with_generated(text, COMPARED, versions_table(results, language))
+        if "cells" in results:
+            text = with_generated(text, COMMAND, written(results, language))
+        if "packages" in results:
+            text = with_generated(text, PACKAGES, written(results["packages"], language, packages=True))
+        page.write_text(text, "utf-8")
+
+
+def _measure(options: argparse.Namespace) -> None:
+    """Measure each part, and write the results after each."""
+    results: dict[str, Any] = json.loads(options.results.read_text("utf-8")) if options.results.exists() else {}
+    if not options.add:
+        results = {name: one for name, one in results.items() if _part_of(name) not in options.part}
+    for part in options.part:
+        unfinished = options.results.with_suffix(f".{part}.unfinished")
+        survey = PARTS[part](options.name, options.by, options.jobs, unfinished)
+        kept = results.get("packages", {}) if part == "packages" else results
+        survey = _joined(kept, survey) if kept.get("cells") else survey
+        results |= {"packages": survey} if part == "packages" else survey
+        _write(options.results, results)
+        unfinished.unlink()
+
+
+def _part_of(name: str) -> str:
+    return "packages" if name == "packages" else "transformers"
+
+
+def _joined(kept: dict[str, Any], survey: dict[str, Any]) -> dict[str, Any]:
+    """Return the kept cells of a survey with those of a new one, model by model."""
+    if survey["cells"] and kept["versions"] != survey["versions"]:
+        hint = "leave out --add to replace the results"
+        raise value_error("versions", f"be those of the results, {kept['versions']}", survey["versions"], hint=hint)
+    names = sorted({**kept["cells"], **survey["cells"]})
+    cells = {name: kept["cells"].get(name, {}) | survey["cells"].get(name, {}) for name in names}
+    return {"versions": kept["versions"], "cells": cells}
 
 
 def _write(path: Path, results: dict[str, Any]) -> None:
@@ -66,9 +102,7 @@ def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int, unf
         raise missing_extra("transformers", "transformers") from None
 
     from benchmarks.survey.architectures import architectures  # noqa: PLC0415
-    from benchmarks.survey.progress import Progress  # noqa: PLC0415
-    from benchmarks.survey.result import Cell, measure  # noqa: PLC0415
-    from benchmarks.survey.subprocess_pool import each_alone  # noqa: PLC0415
+    from benchmarks.survey.result import measure  # noqa: PLC0415
 
     def uncompiled(*cell: Any) -> Cell:
         # Flex runs uncompiled in this process, because compilation takes a minute for each length.
@@ -77,17 +111,51 @@ def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int, unf
 
     transformers.logging.set_verbosity_error()
     chosen = [one for one in architectures() if not names or one.name in names]
-    measure(chosen[0], "eager")  # imports the packages before the processes fork
+    if chosen:
+        measure(chosen[0], "eager")  # imports the packages before the processes fork
     cells = [(one, implementation) for one in chosen for implementation in implementations]
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    progress = Progress(unfinished, versions)
-    left = [(one, name) for one, name in cells if (one.key, name) not in progress.done]
-    for place, answer in each_alone([partial(uncompiled, *cell) for cell in left], jobs=jobs):
-        one, implementation = left[place]
-        progress.add(one.key, implementation, answer if isinstance(answer, str) else dataclasses.asdict(answer))
-        sys.stderr.write(f"\r{len(progress.done)} of {len(cells)}  {one.key:40}")
-    results = {one.key: {name: progress.done[one.key, name] for name in implementations} for one in chosen}
+    results = _cells(
+        [(one.key, name, partial(uncompiled, one, name)) for one, name in cells], versions, jobs, unfinished
+    )
     return {"versions": versions, "cells": results}
+
+
+def _survey_packages(
+    names: Sequence[str], implementations: Sequence[str], jobs: int, unfinished: Path
+) -> dict[str, Any]:
+    """Measure the models of packages, each as it is; a package that is not installed gives the reason as its result."""
+    import torch  # noqa: PLC0415
+
+    from benchmarks.survey.package_models import package_models, versions  # noqa: PLC0415
+    from benchmarks.survey.package_result import measure_package  # noqa: PLC0415
+
+    chosen = [one for one in package_models() if not names or {one.key, one.distribution} & set(names)]
+    work = [(one.key, "as it is", partial(measure_package, one)) for one in chosen]
+    installed = {"torch": torch.__version__} | versions(chosen)
+    return {"versions": installed, "cells": _cells(work, installed, jobs, unfinished)}
+
+
+def _cells(
+    work: Sequence[tuple[str, str, Callable[[], Cell]]], versions: Mapping[str, str], jobs: int, unfinished: Path
+) -> dict[str, dict[str, Any]]:
+    """Measure the cells that are not in the unfinished file yet, and return all by model and implementation."""
+    from benchmarks.survey.progress import Progress  # noqa: PLC0415
+    from benchmarks.survey.subprocess_pool import each_alone  # noqa: PLC0415
+
+    progress, results = Progress(unfinished, versions), dict[str, dict[str, Any]]()
+    left = [one for one in work if one[:2] not in progress.done]
+    for place, answer in each_alone([run for _, _, run in left], jobs=jobs):
+        key, name, _ = left[place]
+        progress.add(key, name, answer if isinstance(answer, str) else dataclasses.asdict(answer))
+        sys.stderr.write(f"\r{len(progress.done)} of {len(work)}  {key:60}")
+    for key, name, _ in work:
+        results.setdefault(key, {})[name] = progress.done[key, name]
+    return results
+
+
+PARTS = {"transformers": _survey, "packages": _survey_packages}
+"""The functions that measure each part."""
 
 
 if __name__ == "__main__":

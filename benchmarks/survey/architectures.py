@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from saccade.integrations.transformers import install
+
 Kind = Literal["causal", "masked"]
 
 
@@ -56,6 +58,8 @@ class Architecture:
         for name, own in model.named_parameters():  # initial weights for training are small, and would hide leaks
             if own.dim() > 1 and own.requires_grad and "embed" not in name:  # the padding row stays 0
                 nn.init.xavier_normal_(own)
+        if implementation == "saccade":
+            install()
         if implementation != "eager":
             model.set_attn_implementation(implementation)
             if model.config._attn_implementation != implementation:

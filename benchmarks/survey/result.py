@@ -112,10 +112,10 @@ def _shown(one: ClaimResult | Pair, model: nn.Module, first: tuple[str, ...]) ->
         size, where = one.difference, "" if one.where is None else f"output {one.where[1]} of item {one.where[0]}"
         lines = tuple(claim_lines(one.name, model, ids(), LENGTHS))
     number = printed([*first, *lines]) if lines else math.nan
-    return Broken(_finite(size), where, lines, _finite(number), isinstance(one, Pair) and bool(one.remedy))
+    return Broken(finite(size), where, lines, finite(number), isinstance(one, Pair) and bool(one.remedy))
 
 
-def _finite(number: float) -> float | None:
+def finite(number: float) -> float | None:
     return float(f"{number:.2g}") if math.isfinite(number) else None
 
 
@@ -136,6 +136,7 @@ def model_lines(architecture: Architecture, implementation: str, model: nn.Modul
         f"model = {architecture.expression()}.eval()",
         "drawn = (p for n, p in model.named_parameters() if p.dim() > 1 and p.requires_grad and 'embed' not in n)",
         "[torch.nn.init.xavier_normal_(p) for p in drawn]",
+        *(["import saccade.integrations.transformers as ours; ours.install()"] if implementation == "saccade" else []),
         *([f'model.set_attn_implementation("{implementation}")'] if implementation != "eager" else []),
         f"ids = torch.randint(4, {VOCABULARY}, (2, {sum(LENGTHS)}))",
         *run_lines(model, ".logits"),
@@ -151,11 +152,11 @@ def reach_lines(row: tuple[int, int], key: tuple[int, int]) -> list[str]:
 
 
 def printed(lines: Sequence[str]) -> float:
-    """Run a script, and return the number that it prints; NaN if it raises."""
+    """Run a script, and return the number that it prints last; NaN if it raises."""
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out), torch.no_grad():
             exec("\n".join(lines), {})  # text of this module
-        return float(out.getvalue())
+        return float(out.getvalue().splitlines()[-1])  # packages print notes on import
     except Exception:  # models may raise anything; then the claim is not reproduced
         return math.nan

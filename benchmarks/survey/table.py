@@ -9,8 +9,9 @@ LEAST = 1e-5
 """The lines print a number below this for a correct model."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "reach": ("reach", "sight", "by layer"),
-    "batch": ("one by one = in a batch",),
+    "batch": ("one by one = in a batch", "batch"),
     "train": ("in training, without dropout",),
+    "autocast": ("under autocast",),
     "shift": ("positions shifted",),
     "right": ("padded at the right",),
     "left": ("padded at the left",),
@@ -23,7 +24,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": ("steps",),
     "state": ("cache cropped", "cache forked", "cache reordered"),
 }
-"""Claims by column; "steps" has one claim for each split, and "ours" is saccade's kernel on packed texts."""
+"""Claims by column; "steps" has one claim for each split, and "ours" is saccade's kernel on packed texts.
+
+Columns without any answer are left out.
+"""
 _WORDS = {
     "en": {
         "model": "model",
@@ -32,6 +36,8 @@ _WORDS = {
         "broken": "Broken in {count} models. Code for {name}:",
         "others": "Printed difference by model:",
         "models": "The third line of each, which builds the model:",
+        "ours": "With saccade's kernel, the fourth mark: {count} models.",
+        "in packages": "{column}, in packages",
     },
     "zh": {
         "model": "模型",
@@ -40,6 +46,8 @@ _WORDS = {
         "broken": "{count} 个模型不成立。{name} 的代码：",
         "others": "各模型打印的差异：",
         "models": "各模型代码的第三行（构造模型）：",
+        "ours": "{count} 个模型还用 saccade 的内核运行，为第四个符号。",
+        "in packages": "{column}（其他软件包）",
     },
 }
 
@@ -47,15 +55,17 @@ _KNOWN = ("llama", "mistral", "gpt2", "mamba", "bert (masked)")  # preferred mod
 _Cell = Mapping[str, Any]
 
 
-def written(survey: Mapping[str, Any], language: str) -> str:
+def written(survey: Mapping[str, Any], language: str, *, packages: bool = False) -> str:
     """Return the table, the models that were not run, and for each column the lines that show it broken.
 
     Args:
         survey: ``versions``, and ``cells``: by model and implementation, a `Cell` as plain values, or a text if its
             process ended early.
         language: "en" or "zh".
+        packages: whether the models are of packages other than transformers.
     """
-    return "\n".join(_lines(survey, _WORDS[language]))
+    words = dict(_WORDS[language])
+    return "\n".join(_lines(survey, words | {"heading": words["in packages"] if packages else "{column}"}))
 
 
 def mark(cell: _Cell | str, column: str) -> str:
@@ -95,15 +105,19 @@ def _lines(survey: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[str]
     ran = {name: by for name, by in cells.items() if any(map(_ran, by.values()))}
     versions = ", ".join(f"{name} {version}" for name, version in survey["versions"].items())
     yield from (words["ran"].format(count=len(ran), versions=versions), "")
-    yield f"| {words['model']} | {' | '.join(COLUMNS)} |"
-    yield f"|---|{'---|' * len(COLUMNS)}"
+    if ours := sum(_ran(by.get("saccade", "")) for by in ran.values()):
+        yield from (words["ours"].format(count=ours), "")
+    columns = [column for column in COLUMNS if any(_marks(by, column) != "–" for by in ran.values())]
+    yield f"| {words['model']} | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
     for name, by in ran.items():
-        yield f"| {name} | {' | '.join(_marks(by, column) for column in COLUMNS)} |"
-    yield from ("", words["none"], "")
-    yield from (f"- {name}: {_reason(by)}" for name, by in cells.items() if name not in ran)
-    for column in COLUMNS:
+        yield f"| {name} | {' | '.join(_marks(by, column) for column in columns)} |"
+    if len(ran) < len(cells):
+        yield from ("", words["none"], "")
+        yield from (f"- {name}: {_reason(by)}" for name, by in cells.items() if name not in ran)
+    for column in columns:
         yield from _reproductions(column, ran, words)
-    broken = {name: _first(by) for name, by in ran.items() if any("✗" in _marks(by, column) for column in COLUMNS)}
+    broken = {name: _first(by) for name, by in ran.items() if any("✗" in _marks(by, column) for column in columns)}
     yield from ("", words["models"], "", "```text")
     yield from (f"{name}: {cell['model'][2]}" for name, cell in broken.items())
     yield "```"
@@ -137,7 +151,14 @@ def _reproductions(column: str, ran: Mapping[str, Any], words: Mapping[str, str]
         return
     first = next((name for name in _KNOWN if name in shown), next(iter(shown)))
     cell, broken = shown[first]
-    yield from ("", f"### {column}", "", words["broken"].format(count=len(shown), name=first), "", "```text")
+    yield from (
+        "",
+        "### " + words["heading"].format(column=column),
+        "",
+        words["broken"].format(count=len(shown), name=first),
+        "",
+        "```text",
+    )
     yield from (*cell["model"], *broken["lines"]) if broken["lines"] else (broken["where"],)
     yield from ("```", "", words["others"] + " " + ", ".join(_summary(name, one) for name, (_, one) in shown.items()))
 

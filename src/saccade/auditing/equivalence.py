@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from saccade.auditing.equivalence_pairs import FullRun, RunPair, packed_with_our_kernel, run_pairs
 from saccade.auditing.float64 import TrueFloat64, describe_error, float64_copy
-from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state, row_differences
+from saccade.auditing.rounding_noise import (
+    FACTOR,
+    confirmed_noise,
+    jitter,
+    relative,
+    restoring_state,
+    row_differences,
+)
 from saccade.auditing.runner import Outputs, PlainRunner, Runner, Unanswered, WrongArgument
 from saccade.auditing.saccade_runner import SaccadeRunner
 from saccade.auditing.transformers_runner import TransformersRunner
@@ -147,6 +154,34 @@ def compare_run_pairs(
         return [_run_pair(name, run_pair, [wide, original] if wide else [original]) for name, run_pair in claims]
 
 
+def pairs_under_autocast(
+    runner: Runner, ids: Tensor, claims: Sequence[tuple[str, RunPair]], *, seed: int = 0
+) -> list[Pair]:
+    """Compare, under autocast to bfloat16, those pairs of runs that are equal without autocast.
+
+    The allowed difference is `FACTOR` times the effect of one rounding to bfloat16 in every module.
+
+    Args:
+        runner, ids, claims, seed: see `compare_run_pairs`.
+    """
+    equal = {pair.name for pair in compare_run_pairs(runner, ids, claims, seed=seed) if pair.verdict == "held"}
+    found = []
+    with restoring_state(runner.model), torch.no_grad(), torch.autocast(ids.device.type, torch.bfloat16):
+        runner.model.eval()
+        whole, noise = _with_noise(runner, ids, seed)
+        model = _ModelInDtype(runner, whole, noise, FACTOR * noise, weakness(noise), nullcontext)
+        for name, run_pair in claims:
+            if name not in equal:
+                continue
+            words = Message("under autocast: {name}", name=name)
+            pair = _run_pair(words, run_pair, [model])
+            if pair.verdict == "broken":
+                allowed = confirmed_noise(runner.model, lambda: runner.whole(ids), pair.difference, seed, whole)
+                pair = _run_pair(words, run_pair, [model._replace(allowed=max(allowed, model.allowed))])
+            found.append(pair)
+    return found
+
+
 def _in_both_dtypes(
     runner: Runner, ids: Tensor, factor: float, seed: int
 ) -> tuple[_ModelInDtype, _ModelInDtype | None, str]:
@@ -155,8 +190,7 @@ def _in_both_dtypes(
     stored = torch.finfo(whole.dtype).eps
     copied, reason = float64_copy(runner.model, lambda model: runner.on(model).whole(ids))
     dtype = str(whole.dtype).removeprefix("torch.")
-    weak = Message("one rounding changes the outputs by {noise:.1g}, so the comparison is weak", noise=noise)
-    why = joined((dtype, *_in_float64(reason), weak if noise > _UNSURE else ""))
+    why = joined((dtype, *_in_float64(reason), weakness(noise)))
     original = _ModelInDtype(runner, whole, noise, factor * noise, why, nullcontext)
     if copied is None:
         return original, None, reason
@@ -168,6 +202,12 @@ def _in_both_dtypes(
         _ModelInDtype(other, whole, noise, max(_TOLERANCE, factor * noise), "true float64", TrueFloat64),
         reason,
     )
+
+
+def weakness(noise: float) -> str:
+    """Return the warning that one rounding changes the outputs a lot, if it does."""
+    words = "one rounding changes the outputs by {noise:.1g}, so the comparison is weak"
+    return Message(words, noise=noise) if noise > _UNSURE else ""
 
 
 def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> tuple[Tensor, float]:

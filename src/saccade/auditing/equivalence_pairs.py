@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.auditing.runner import Beside, Runner, Side
 from saccade.support.language import Message
 
-_PAD, _SHIFT = 8, 13
+_PAD, _SHIFT, _FAR_SHIFT = 8, 13, 1000
 
 
 class FullRun(NamedTuple):
@@ -40,6 +40,18 @@ def run_pairs(
         yield from _steps(ids, runner.window)
         yield from _cached(ids)
     yield from ((Message("attention by {name}", name=name), _with_implementation(ids, name)) for name in against)
+
+
+def autocast_pairs(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, RunPair]]:
+    """Yield the pairs of runs that are also compared under autocast, each with the name of its claim.
+
+    Positions are shifted so far that bfloat16, which holds integers up to 256, cannot tell neighbours apart.
+    """
+    yield "one by one = in a batch", _batched(ids)
+    yield "positions shifted", lambda full_run: (full_run.runner.shifted(ids, _FAR_SHIFT), full_run.whole)
+    yield from (("padded at the right", _padded(ids, "right")), ("padded at the left", _padded(ids, "left")))
+    yield next(iter(_packed(ids[:1], lengths)))
+    yield _split(ids, "two halves", [ids.shape[1] // 2])
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:

@@ -7,16 +7,13 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
+from saccade.auditing.claims.autocast import autocast
 from saccade.auditing.claims.compared import compared
-from saccade.auditing.claims.model_measurements import ModelMeasurements, first_of, result
+from saccade.auditing.claims.model_measurements import ModelMeasurements
 from saccade.auditing.equivalence_pairs import FullRun, RunPair
-from saccade.auditing.finding import ClaimResult, CounterExample
-from saccade.auditing.leak_location import SavedRuns, first_module
-from saccade.auditing.probe_sets import row_sets, separating_sets
-from saccade.auditing.rounding_noise import row_differences
+from saccade.auditing.finding import ClaimResult
+from saccade.auditing.leak_location import SavedRuns
 from saccade.auditing.runner import Runner
-
-_SETS = 6
 
 
 def training(measured: ModelMeasurements) -> list[ClaimResult]:
@@ -29,7 +26,7 @@ def training(measured: ModelMeasurements) -> list[ClaimResult]:
         "while it fills a cache": lambda full_run: (full_run.runner.filling_cache(ids), full_run.whole),
     }
     claims = [_with_module(measured, claim) for claim in compared(measured, pairs)]
-    return [*claims, _under_autocast(measured)]
+    return [*claims, *autocast(measured)]
 
 
 def _with_module(measured: ModelMeasurements, claim: ClaimResult) -> ClaimResult:
@@ -65,36 +62,3 @@ def _gradient(runner: Runner, ids: Tensor) -> Tensor:
         weights = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(rows)
         (grad,) = torch.autograd.grad(rows, table.weight, weights)
     return grad[ids]
-
-
-def _under_autocast(measured: ModelMeasurements) -> ClaimResult:
-    """Check that forbidden tokens change no row under autocast to bfloat16, and that all rows are finite.
-
-    Rows are not compared with those in float32, since rounding to bfloat16 changes outputs by a few percent.
-    """
-    name, subject = "under autocast", measured.subject
-    reach = measured.composed.reach
-    other = torch.randn(subject.vectors.shape, generator=torch.Generator().manual_seed(measured.seed + 1))
-    vectors = subject.vectors + other.to(subject.vectors) * subject.vectors.std()
-    sets = [
-        *separating_sets(reach),
-        *(~one.sources for one in row_sets(reach, measured.checked_rows, _SETS, measured.seed)),
-    ]
-    with torch.autocast(subject.vectors.device.type, torch.bfloat16):
-        plain = subject.run()
-        floor = 4 * float(row_differences(subject.run(), plain).max())
-        if not bool(plain.isfinite().all()):
-            row = first_of(~plain.isfinite().flatten(2).all(-1))
-            return result(name, CounterExample("differs", row, None, float("inf"), "", "autocast", subject.passes))
-        for keys in sets:
-            clean = measured.checked_rows & ~reach.through(keys)
-            if not bool(clean.any()) or not bool(keys.any()):
-                continue
-            changed = torch.where(keys.to(vectors.device)[..., None], vectors, subject.vectors)
-            moved = row_differences(subject.run(changed), plain).cpu().masked_fill(~clean, 0)
-            if float(moved.max()) > floor:
-                row, key = first_of(moved > floor), first_of(keys)
-                module = first_module(subject, reach, key, changed)
-                size = float(moved.max())
-                return result(name, CounterExample("leak", row, key, size, module, "autocast", subject.passes))
-    return result(name, None)
