@@ -210,15 +210,20 @@ def _esm() -> Iterator[PackageModel]:
         yield PackageModel("fair-esm", name, imports, made, **common)
 
 
-_TIMM = (
-    *("vit_tiny_patch16_224", "deit_tiny_patch16_224", "deit3_small_patch16_224", "sequencer2d_s"),
-    *("eva02_tiny_patch14_224", "cait_xxs24_224", "xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224"),
-    *("swinv2_cr_tiny_224", "pit_ti_224", "convit_tiny", "coat_lite_tiny", "crossvit_tiny_240", "levit_128s"),
-    *("mixer_s32_224", "gmlp_ti16_224", "poolformer_s12", "twins_svt_small", "pvt_v2_b0", "volo_d1_224"),
-    *("hiera_tiny_224", "mvitv2_tiny", "maxvit_rmlp_pico_rw_256", "mobilevit_xxs", "edgenext_xx_small"),
-    *("efficientformer_l1", "tiny_vit_5m_224", "convnext_atto", "nest_tiny", "visformer_tiny"),
+_TIMM_SIZED = (  # these take img_size
+    *("vit_tiny_patch16_224", "deit_tiny_patch16_224", "eva02_tiny_patch14_224", "cait_xxs24_224"),
+    *("xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224", "pit_ti_224", "convit_tiny", "coat_lite_tiny"),
+    *("levit_128s", "mixer_s32_224", "gmlp_ti16_224", "hiera_tiny_224", "maxvit_rmlp_pico_rw_256", "mobilevit_xxs"),
+    *("nest_tiny", "visformer_tiny"),
 )
-_SIZED = {"crossvit_tiny_240": 240, "maxvit_rmlp_pico_rw_256": 256}
+_TIMM_OTHERS = (
+    "crossvit_tiny_240",
+    "poolformer_s12",
+    "pvt_v2_b0",
+    "edgenext_xx_small",
+    "tiny_vit_5m_224",
+    "convnext_atto",
+)
 
 
 def _timm() -> Iterator[PackageModel]:
@@ -250,11 +255,10 @@ def _timm() -> Iterator[PackageModel]:
         yield PackageModel(
             "timm", name, f"from timm.models.{file} import {cls}", made, features.format(call), rule, patches
         )
-    for name in _TIMM:
-        side = _SIZED.get(name, 224)
-        made = f"timm.create_model({name!r}, num_classes=5)"
-        run = f"model(x.view(-1, 3, {side}, {side}))[:, None]"
-        yield PackageModel("timm", name, "import timm", made, run, "full", f"torch.randn(2, 1, {3 * side * side})")
+    for name in (*_TIMM_SIZED, *_TIMM_OTHERS):
+        made = f"timm.create_model({name!r}, num_classes=5{', img_size=64' if name in _TIMM_SIZED else ''})"
+        run = "model(x.view(-1, 3, 64, 64))[:, None]"
+        yield PackageModel("timm", name, "import timm", made, run, "full", "torch.randn(2, 1, 3 * 64 * 64)")
 
 
 def _fla() -> Iterator[PackageModel]:

@@ -13,13 +13,9 @@ from torch import Tensor, nn
 from benchmarks.survey.package_models import PackageModel
 from benchmarks.survey.result import Broken, Cell, finite, printed
 from saccade.auditing.audit import audit
-from saccade.auditing.equivalence import Pair, sameness
 from saccade.auditing.finding import ClaimResult
 from saccade.auditing.float64 import describe_error
 from saccade.auditing.runner import Runner, Side, Unanswered
-
-_CLAIMS = ("batch", "training", "states")
-_PAD = 8
 
 
 class CalledModel(nn.Module):
@@ -87,43 +83,32 @@ def measure_package(entry: PackageModel) -> Cell:
         model(x)
     except Exception as error:  # packages may raise anything, or may not be installed
         return Cell(unanswered={"runs": describe_error(error)})
-    found, unanswered = list[ClaimResult | Pair](), dict[str, str]()
     torch.set_grad_enabled(True)
-    for name, ask in (("reach", _reach), ("all others", _ways)):
-        try:
-            found += ask(model, x)
-        except Exception as error:  # as above
-            unanswered[name] = describe_error(error)
-    found = list({one.name: one for one in found}.values())
-    unanswered |= {one.name: one.why for one in found if one.verdict == "not answered"}
+    try:
+        found = _audited(model, x)
+    except Exception as error:  # as above
+        return Cell(tuple(first), unanswered={"reach": describe_error(error)})
+    unanswered = {one.name: one.why for one in found if one.verdict == "not answered"}
     broken = {one.name: _shown(one, entry, first) for one in found if one.verdict == "broken"}
     return Cell(tuple(first), tuple(one.name for one in found if one.verdict == "held"), unanswered, broken)
 
 
-def _reach(model: CalledModel, x: Tensor) -> Sequence[ClaimResult]:
-    claims = ("batch",) if x.shape[1] == 1 else _CLAIMS
-    found = audit(model, model.entry.rule, inputs=x, claims=claims, tests=6).claims
+def _audited(model: CalledModel, x: Tensor) -> list[ClaimResult]:
+    if x.is_floating_point():
+        claims = ("batch",) if x.shape[1] == 1 else ("batch", "training", "states")
+        found = audit(model, model.entry.rule, inputs=x, claims=claims, tests=6).claims
+    else:
+        runner, claims = CallingRunner(model), ("batch", "training", "states")
+        found = audit(runner, model.entry.rule, inputs=x, padded=True, cache=True, claims=claims, tests=6).claims
     return [one for one in found if not model.entry.is_bound or one.name not in ("sight", "by layer")]
 
 
-def _ways(model: CalledModel, x: Tensor) -> Sequence[Pair]:
-    if x.is_floating_point():
-        return ()
-    return sameness(CallingRunner(model), x, padded=True, cache=True)
-
-
-def _shown(one: ClaimResult | Pair, entry: PackageModel, first: Sequence[str]) -> Broken:
-    if isinstance(one, ClaimResult):
-        found = one.finding
-        assert found is not None
-        size, where = one.largest, f"{found.pair}, {found.module or 'no module found'}"
-        lines = (
-            _reach_lines(found.row, found.key) if one.name == "reach" and found.key else _claim_lines(one.name, entry)
-        )
-    else:
-        size, where = one.difference, "" if one.where is None else f"output {one.where[1]} of item {one.where[0]}"
-        lines = _claim_lines(one.name, entry)
-    return Broken(finite(size), where, tuple(lines), finite(printed([*first, *lines])) if lines else None)
+def _shown(one: ClaimResult, entry: PackageModel, first: Sequence[str]) -> Broken:
+    found = one.finding
+    assert found is not None
+    where = f"{found.pair}, {found.module or 'no module found'}"
+    lines = _reach_lines(found.row, found.key) if one.name == "reach" and found.key else _claim_lines(one.name, entry)
+    return Broken(finite(one.largest), where, tuple(lines), finite(printed([*first, *lines])) if lines else None)
 
 
 def _reach_lines(row: tuple[int, int], key: tuple[int, int]) -> list[str]:

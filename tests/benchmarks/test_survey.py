@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import transformers
 from benchmarks.generated_part import generated
-from benchmarks.survey.__main__ import COMMAND, main
+from benchmarks.survey.__main__ import COMMAND, PACKAGES, main
 from benchmarks.survey.architectures import architectures
 from benchmarks.survey.result import LENGTHS, ids, measure, model_lines, printed
 from benchmarks.survey.subprocess_pool import each_alone
-from benchmarks.survey.table import COLUMNS, LEAST, mark, written
+from benchmarks.survey.table import LEAST, mark, written
 from benchmarks.survey.versions import COMPARED, compared, versions_table
 
 from saccade.auditing.reproduction_script import claim_lines
@@ -135,10 +135,8 @@ def test_a_table_tells_implementations_apart_and_shows_lines():
     }
     text = written({"versions": {"torch": "2"}, "cells": cells}, "en")
     assert text.startswith("2 models; torch 2.")
-    place = 2 + list(COLUMNS).index("packed")
-    rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
-    assert rows["one"][place - 1] == "✓✗·"
-    assert rows["two"][place - 1] == "✓"
+    assert "\n| model | packed | ours |\n" in text  # columns without an answer are left out
+    assert "\n| one | ✓✗· | ✓ |\n| two | ✓ | – |\n" in text
     assert "- three: `ended its process (exit status -11)`" in text
     assert "model = small\noff(1, 2)\n```\n\nPrinted difference by model: one 1" in text
     assert text.endswith("```text\none: model = small\n```")
@@ -147,17 +145,36 @@ def test_a_table_tells_implementations_apart_and_shows_lines():
 @pytest.mark.ci
 def test_the_command_measures_and_writes_pages(tmp_path):
     results, page = tmp_path / "results.json", tmp_path / "en" / "page.md"
-    main(["bert", "--by", "eager", "--results", str(results), "--jobs", "1"])
+    main(["bert", "local-attention: causal", "--by", "eager", "--results", str(results), "--jobs", "1"])
     assert set(json.loads(results.read_text("utf-8"))["cells"]) == {"bert", "bert (masked)"}
+    assert set(json.loads(results.read_text("utf-8"))["packages"]["cells"]) == {"local-attention: causal"}
     page.parent.mkdir()
-    page.write_text(f"# A page\n\n<!-- made by: {COMMAND} -->\n\nold\n\n<!-- made until here -->\n", "utf-8")
+    parts = (f"<!-- made by: {command} -->\n\nold\n\n<!-- made until here -->\n" for command in (COMMAND, PACKAGES))
+    page.write_text("# A page\n\n" + "\n".join(parts), "utf-8")
     main(["--results", str(results), "--page", str(page)])
     assert "| bert (masked) |" in generated(page.read_text("utf-8"), COMMAND)
+    assert "| local-attention: causal |" in generated(page.read_text("utf-8"), PACKAGES)
+
+
+@pytest.mark.ci
+def test_cells_are_added_to_kept_results(tmp_path):
+    results = tmp_path / "results.json"
+    run = ["--part", "transformers", "--results", str(results), "--jobs", "1"]
+    main(["mamba2", "--by", "eager", *run])
+    main(["mamba2", "gpt2", "--by", "saccade", "--add", *run])
+    cells = json.loads(results.read_text("utf-8"))["cells"]
+    assert {name: list(by) for name, by in cells.items()} == {"gpt2": ["saccade"], "mamba2": ["eager", "saccade"]}
+    assert "packed" in cells["gpt2"]["saccade"]["held"]
+    results.write_text(results.read_text("utf-8").replace(transformers.__version__, "4.0"), "utf-8")
+    with pytest.raises(ValueError, match=r"(?s)versions must be those of the results, .*4\.0.*; got .*--add"):
+        main(["gpt2", "--by", "saccade", "--add", *run])
 
 
 @pytest.mark.parametrize("language", PAGES)
 def test_pages_show_the_results_that_are_kept(language, survey):
-    assert generated(PAGES[language].read_text("utf-8"), COMMAND) == written(survey, language)
+    page = PAGES[language].read_text("utf-8")
+    assert generated(page, COMMAND) == written(survey, language)
+    assert generated(page, PACKAGES) == written(survey["packages"], language, packages=True)
 
 
 MIXERS = {

@@ -24,7 +24,7 @@ from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.equivalence import sameness
 from saccade.auditing.finding import ClaimResult, CounterExample, Verdict
 from saccade.auditing.float64 import TrueFloat64
-from saccade.auditing.inputs import InputFormat
+from saccade.auditing.inputs import InputFormat, check_no_dropout, rows_to_check
 from saccade.auditing.leak_location import first_module
 from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError, can_cache, rows_of
 from saccade.auditing.multi_process import unwrap_ddp
@@ -33,12 +33,13 @@ from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.reproduction_script import script_of
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state
 from saccade.auditing.rule_composition import Composition
+from saccade.auditing.runner import Runner
 from saccade.auditing.sufficient_length import parts_of, text_is_long_enough
 from saccade.masks import Mask, parse
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.language import Message, joined
-from saccade.support.validation import check_int, check_type
+from saccade.support.validation import check_int
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 @argument_hints({}, mask="rule=, the rule that the model is checked against", attention_mask="padding=")
 def audit(
-    model: Callable[..., Any],
+    model: Callable[..., Any] | Runner,
     rule: Declared | str | None = None,
     *,
     inputs: Tensor | Mapping[str, Any] | None = None,
@@ -76,7 +77,7 @@ def audit(
 
     Args:
         model: a module or function that maps tokens ``[batch, length]``, or embeddings ``[batch, length, width]``, to
-            rows ``[batch, length, ...]``.
+            rows ``[batch, length, ...]``; or a `Runner`, whose methods call its module with padding, packed or a cache.
         rule: one mask for all layers, or the text of a mask (see `saccade.masks.parse`); a list with one mask for each
             layer; or a mapping from patterns of module names to masks. For an encoder-decoder, a mapping from
             "encoder", "decoder" and "cross" to a mask or a list. When None, it is read from ``model.config`` and
@@ -130,7 +131,9 @@ def audit(
     check_int("tests", tests, 1)
     check_int("seed", seed, 0)
     names = checked_names(claims)
-    run = unwrap_ddp(model)
+    runner = model if isinstance(model, Runner) else None
+    outputs = runner.outputs if runner is not None and outputs is rows_of else outputs
+    run = unwrap_ddp(model.model if isinstance(model, Runner) else model)
     model = uncompiled(run)
     form = InputFormat.of(model, tokens, batch_first, module)
     audited = model if module is None else module
@@ -159,9 +162,19 @@ def audit(
         if packed is not None or padded or cache or against:
             comparisons = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             with run_eagerly():
-                results += _compare_runs(model, subject.eager, comparisons, outputs, seed)
+                results += _compare_runs(model, runner, subject.eager, comparisons, outputs, seed)
         measurements = ModelMeasurements(
-            model, subject.eager, composed, layered, checked_rows, model_inputs, outputs, packed or (), noise, seed
+            model,
+            runner,
+            subject.eager,
+            composed,
+            layered,
+            checked_rows,
+            model_inputs,
+            outputs,
+            packed or (),
+            noise,
+            seed,
         )
         with run_eagerly() if isinstance(subject, CompiledModelUnderTest) else nullcontext():
             known = {one.name for one in results}
@@ -306,6 +319,7 @@ def _renumbered(claim: ClaimResult, subject: ModelUnderTest) -> ClaimResult:
 
 def _compare_runs(
     model: Callable[..., Any],
+    runner: Runner | None,
     subject: ModelUnderTest,
     comparisons: dict[str, Any],
     outputs: Callable[[Any], Tensor],
@@ -319,7 +333,7 @@ def _compare_runs(
         raise value_error(
             "packed, padded, cache, against", rule, "given", hint="these checks run a module on token ids"
         )
-    pairs = sameness(model, subject.tokens, outputs=outputs, seed=seed, **comparisons)
+    pairs = sameness(runner or model, subject.tokens, outputs=outputs, seed=seed, **comparisons)
     return [claim_of(pair, subject.passes) for pair in pairs]
 
 
@@ -351,16 +365,6 @@ def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers
     return rules, joined(Message("layer {layer}: {rule}", layer=i, rule=str(rule)) for i, rule in enumerate(rules, 1))
 
 
-def check_no_dropout(model: object) -> None:
-    """Raise an error if the audited model is in training mode with dropout, because two runs would not agree."""
-    if not isinstance(model, nn.Module) or not model.training:
-        return
-    drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.p > 0]
-    if drops:
-        hint = "call model.eval(); or set p to 0 and audit the model in training mode"
-        raise value_error("model", "have no active dropout", f"training mode, with {drops[0] or 'dropout'}", hint=hint)
-
-
 def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
     """Add ``use_cache=False`` to the inputs if the model accepts it, so that rerun modules find no stale keys."""
     if not isinstance(model, nn.Module) or not can_cache(model):
@@ -388,13 +392,3 @@ def random_inputs(model: object, length: int, seed: int, form: InputFormat) -> T
         return tokens if form.batch_first else tokens.mT.contiguous()
     targets = torch.randint(min(3, size - 1), size, (2, max(2, 2 * length // 3)), generator=draw).to(device)
     return {"input_ids": tokens, "decoder_input_ids": targets}
-
-
-def rows_to_check(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
-    """Return the rows that the audit checks, bool ``[batch, length]``: all except padding."""
-    if padding is None:
-        return torch.ones(shape, dtype=torch.bool)
-    check_type("padding", padding, Tensor, "be a bool tensor [batch, length]")
-    if padding.shape != shape:
-        raise value_error("padding", f"have shape {list(shape)}", list(padding.shape))
-    return padding.bool().cpu()

@@ -38,7 +38,7 @@ class Runner:
     """
 
     def __init__(self, model: nn.Module, outputs: Outputs | None = None):
-        self.model, self._outputs = model, outputs or rows_of
+        self.model, self.outputs = model, outputs or rows_of
 
     @property
     def window(self) -> int | None:
@@ -153,7 +153,7 @@ class Runner:
 
     def _rows(self, out: Any, ids: Tensor) -> Tensor:
         try:
-            rows = self._outputs(out)
+            rows = self.outputs(out)
         except Exception as error:
             raise _outputs_error(ids, describe_error(error)) from error
         if not isinstance(rows, Tensor):

@@ -102,6 +102,7 @@ class Variance(nn.Module):
         return ((x - x.mean(-1, keepdim=True)) / (spread.abs() + 1e-3).sqrt()).float()
 
 
+@pytest.mark.ci
 def test_rows_that_bfloat16_makes_meaningless_are_found():
     torch.manual_seed(0)
     model = small(CAUSAL, lambda: {1: nn.Sequential(Variance(), Layer(24, small(CAUSAL).layers[0].attention))})

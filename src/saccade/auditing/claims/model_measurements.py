@@ -21,6 +21,7 @@ class ModelMeasurements(NamedTuple):
 
     Attributes:
         model: the model, uncompiled.
+        given_runner: the runner that the caller passed; None if the audit chooses one.
         subject: the model and its input.
         composed: the composition of the declared rules.
         layered: the measured modules that mix tokens.
@@ -33,6 +34,7 @@ class ModelMeasurements(NamedTuple):
     """
 
     model: Callable[..., Any]
+    given_runner: Runner | None
     subject: ModelUnderTest
     composed: Composition
     layered: ByLayer
@@ -76,6 +78,8 @@ class ModelMeasurements(NamedTuple):
         Raises:
             Unanswered: the model is a function.
         """
+        if self.given_runner is not None:
+            return self.given_runner
         if not isinstance(self.model, nn.Module):
             raise Unanswered("it applies to modules, not to functions")
         return runner_of(self.model, self.outputs)
