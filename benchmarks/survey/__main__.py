@@ -81,12 +81,13 @@ def _part_of(name: str) -> str:
 
 def _joined(kept: dict[str, Any], survey: dict[str, Any]) -> dict[str, Any]:
     """Return the kept cells of a survey with those of a new one, model by model."""
-    if survey["cells"] and kept["versions"] != survey["versions"]:
+    versions = kept["versions"] | survey["versions"]
+    if versions != survey["versions"] | kept["versions"]:
         hint = "leave out --add to replace the results"
         raise value_error("versions", f"be those of the results, {kept['versions']}", survey["versions"], hint=hint)
     names = sorted({**kept["cells"], **survey["cells"]})
     cells = {name: kept["cells"].get(name, {}) | survey["cells"].get(name, {}) for name in names}
-    return {"versions": kept["versions"], "cells": cells}
+    return {"versions": versions, "cells": cells}
 
 
 def _write(path: Path, results: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ class PackageModel:
 
 def package_models() -> list[PackageModel]:
     """Return the models of all packages, whether they are installed or not."""
-    makers = (_x_transformers, _local_attention, _performer, _open_clip, _whisper, _esm, _timm, _fla)
+    makers = (_x_transformers, _local_attention, _performer, _open_clip, _whisper, _esm, _timm, _fla, _fla_models)
     return [one for maker in makers for one in maker()]
 
 
@@ -288,8 +288,8 @@ def _fla() -> Iterator[PackageModel]:
     forget, one_gate, beta = "logsigmoid(g)", "logsigmoid(g[..., 0])", "b[..., 0].sigmoid()"
     unit = "q, normalize(k, dim=-1), v"
     initial = "initial_state"
-    four = ", ".join(f"{one}.transpose(1, 2)" for one in "qkvg")
-    three = four.rpartition(", ")[0]
+    three = ", ".join(f"{one}.transpose(1, 2)" for one in "qkv")
+    four = f"{three}, g.transpose(1, 2)"
     yield model("linear_attn.naive_recurrent_linear_attn", "q, k, v", state=initial)
     yield model("gla.naive_recurrent_gla", f"q, k, v, {forget}", state=initial)
     yield model(
@@ -334,3 +334,11 @@ def _fla() -> Iterator[PackageModel]:
     yield model("log_linear_attn.naive_log_linear_attn", f"q, k, v, {one_gate}, b[..., :6].sigmoid()", is_pair=False)
     window = model("attn.naive_parallel_attn", "q, k, v, causal=True, window_size=8")
     yield dataclasses.replace(window, name=f"{window.name}, window 8", rule="causal & window(7, 0)")
+
+
+def _fla_models() -> Iterator[PackageModel]:
+    """Yield whole models of fla, whose kernels need Triton and a GPU."""
+    for name in ("GLA", "DeltaNet", "GatedDeltaNet", "Mamba2", "RWKV7"):
+        imports = f"from fla.models import {name}Config, {name}ForCausalLM"
+        made = f"{name}ForCausalLM({name}Config(vocab_size={VOCABULARY}, hidden_size=64, num_hidden_layers=2))"
+        yield PackageModel("flash-linear-attention", name, imports, made, "model(x).logits")

@@ -29,6 +29,7 @@ class CalledModel(nn.Module):
     def __init__(self, entry: PackageModel, names: dict[str, Any]):
         super().__init__()
         self.model, self.entry, self.names = names["model"], entry, _Shared(names)
+        self.train(self.model.training)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.evaluate(self.entry.run, x=x)
@@ -87,7 +88,7 @@ def measure_package(entry: PackageModel) -> Cell:
     try:
         found = _audited(model, x)
     except Exception as error:  # as above
-        return Cell(tuple(first), unanswered={"reach": describe_error(error)})
+        return Cell(unanswered={"runs": describe_error(error)})
     unanswered = {one.name: one.why for one in found if one.verdict == "not answered"}
     broken = {one.name: _shown(one, entry, first) for one in found if one.verdict == "broken"}
     return Cell(tuple(first), tuple(one.name for one in found if one.verdict == "held"), unanswered, broken)
@@ -107,7 +108,11 @@ def _shown(one: ClaimResult, entry: PackageModel, first: Sequence[str]) -> Broke
     found = one.finding
     assert found is not None
     where = f"{found.pair}, {found.module or 'no module found'}"
-    lines = _reach_lines(found.row, found.key) if one.name == "reach" and found.key else _claim_lines(one.name, entry)
+    lines = _claim_lines(one.name, entry)
+    if one.name in ("reach", "under autocast") and found.key:
+        lines = _reach_lines(found.row, found.key)
+    if one.name == "under autocast" and lines:
+        lines = [lines[0], 'with torch.autocast("cpu", torch.bfloat16):', "    " + lines[1]]
     return Broken(finite(one.largest), where, tuple(lines), finite(printed([*first, *lines])) if lines else None)
 
 
