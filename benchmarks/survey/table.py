@@ -36,7 +36,7 @@ _WORDS = {
         "broken": "Broken in {count} models. Code for {name}:",
         "others": "Printed difference by model:",
         "models": "The third line of each, which builds the model:",
-        "ours": "With saccade's kernel, the fourth mark: {count} models.",
+        "ours": "{count} models also ran with saccade inside transformers, the fourth mark.",
         "in packages": "{column}, in packages",
     },
     "zh": {
@@ -46,7 +46,7 @@ _WORDS = {
         "broken": "{count} 个模型不成立。{name} 的代码：",
         "others": "各模型打印的差异：",
         "models": "各模型代码的第三行（构造模型）：",
-        "ours": "{count} 个模型还用 saccade 的内核运行，为第四个符号。",
+        "ours": "{count} 个模型另用 transformers 里的 saccade 运行，为第四个符号。",
         "in packages": "{column}（其他软件包）",
     },
 }

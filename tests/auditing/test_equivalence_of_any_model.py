@@ -11,6 +11,7 @@ import torch
 from tests.auditing import model_zoo as zoo
 from torch import Tensor, nn
 
+from saccade import audit, masks
 from saccade.auditing.equivalence import sameness
 from saccade.auditing.runner import Runner
 
@@ -170,3 +171,37 @@ def test_a_runner_says_what_it_cannot_do() -> None:
         "padded at the left",
         "padded at the right",
     }
+
+
+class Reader(nn.Module):
+    """A GRU that may drop the first of its state's channels between calls."""
+
+    def __init__(self, dropped: int) -> None:
+        super().__init__()
+        self.embedding, self.layer, self.dropped = nn.Embedding(101, 8), nn.GRU(8, 8, batch_first=True), dropped
+
+    def forward(self, ids: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        rows, state = self.layer(self.embedding(ids), state)
+        state = state.clone()
+        state[..., : self.dropped] = 0
+        return rows, state
+
+
+class ReaderRunner(Runner):
+    def start(self) -> None:
+        return None
+
+    def more(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.model(ids, state)
+
+    def packed_inputs(self, ids: Tensor, lengths: Any) -> tuple[dict[str, Any], str]:
+        return {"ids": ids}, "nothing"
+
+
+@pytest.mark.parametrize("dropped, verdict", [(0, "held"), (1, "broken")])
+def test_an_audit_runs_any_module_as_its_runner_does(dropped: int, verdict: str) -> None:
+    runner = ReaderRunner(Reader(dropped), outputs=lambda out: out[0])
+    report = audit(runner, masks.Causal(), length=12, cache=True, claims=["states", "batch"], tests=2)
+    assert report["steps: two halves"].verdict == verdict, str(report)
+    assert report["states"].finding.module == "layer"  # no argument separates the texts
+    assert report["batch"].verdict == report["reach"].verdict == "held"

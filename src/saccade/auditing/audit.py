@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +134,7 @@ def audit(
     runner = model if isinstance(model, Runner) else None
     outputs = runner.outputs if runner is not None and outputs is rows_of else outputs
     run = unwrap_ddp(model.model if isinstance(model, Runner) else model)
-    model = uncompiled(run)
+    model = cast("Callable[..., Any]", uncompiled(run))
     form = InputFormat.of(model, tokens, batch_first, module)
     audited = model if module is None else module
     check_no_dropout(audited)
