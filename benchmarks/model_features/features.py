@@ -189,7 +189,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "keys shared between layers",
         "跨层共享的键",
-        None,
+        "`DecoderConfig(kv_layers=)`",
         lambda config, model: bool(_value("num_kv_shared_layers", "kv_sharing", "cla_share_factor")(config)),
     ),
     Feature(
@@ -201,7 +201,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "a mixture of experts",
         "混合专家",
-        None,
+        "`nn.MixtureOfExperts` (Llama 4's form)",
         lambda config, model: bool(_EXPERTS(config)),
     ),
 )

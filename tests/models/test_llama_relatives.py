@@ -1,4 +1,4 @@
-"""Qwen3, OLMo 2, Gemma 2 and 3, Cohere 2: read from transformers with equal logits, whole and step by step."""
+"""Qwen3, OLMo 2, Gemma 2 and 3, Cohere 2, Llama 4: read from transformers with equal logits, whole and step by step."""
 
 import json
 import re
@@ -24,7 +24,10 @@ SMALL = {
 }
 WIDE = SMALL | {"head_dim": 16}
 GEMMA = WIDE | {"sliding_window": 5, "query_pre_attn_scalar": 20}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
 LONG = {"rope_type": "linear", "factor": 8.0}
+EXPERTS = WIDE | {"intermediate_size_mlp": 72, "num_local_experts": 3, "attention_chunk_size": 6, "floor_scale": 4}
+LLAMA_4 = EXPERTS | {"no_rope_layer_interval": 3}
 CASES = {
     "qwen3": lambda: T.Qwen3Config(**WIDE),
     "qwen3-windows": lambda: T.Qwen3Config(**WIDE, use_sliding_window=True, sliding_window=5, max_window_layers=2),
@@ -33,6 +36,11 @@ CASES = {
     "gemma2": lambda: T.Gemma2Config(**GEMMA),
     "gemma3": lambda: T.Gemma3TextConfig(**GEMMA, sliding_window_pattern=3, rope_scaling=LONG),
     "cohere2": lambda: T.Cohere2Config(**SMALL, sliding_window=5),
+    "llama4": lambda: T.Llama4TextConfig(**LLAMA_4, interleave_moe_layer_step=2),
+    "llama4-two-of-three": lambda: T.Llama4TextConfig(**LLAMA_4, num_experts_per_tok=2, use_qk_norm=False),
+    "llama4-scaled": lambda: T.Llama4TextConfig(
+        **LLAMA_4, moe_layers=[3], no_rope_layers=[0, 1, 1, 0], attn_temperature_tuning=False, rope_parameters=YARN
+    ),
     "llama-wide-heads": lambda: T.LlamaConfig(**SMALL, head_dim=20),
 }
 
@@ -102,6 +110,7 @@ OLD_FILES = {
     "cohere2": (T.Cohere2Config, SMALL | {"sliding_window": 5, "sliding_window_pattern": 2, "rope_theta": 300.0}),
     "qwen3": (T.Qwen3Config, WIDE | {"rope_theta": 300.0, "sliding_window": 4, "use_sliding_window": False}),
     "olmo2": (T.Olmo2Config, SMALL | {"rope_theta": 300.0}),
+    "llama4_text": (T.Llama4TextConfig, LLAMA_4 | {"interleave_moe_layer_step": 2, "rope_theta": 300.0}),
 }
 
 
@@ -121,6 +130,7 @@ def test_older_files_are_read_as_transformers_reads_them(kind):
     [
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types names chunked_attention, not only"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types names 3 layers"),
         ({"sliding_window": None}, "sliding_window is missing"),
         ({"hidden_activation": "tanh"}, "hidden_activation is 'tanh'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_type 'dynamic'"),
@@ -133,9 +143,36 @@ def test_what_we_would_compute_differently_is_refused(change, reason):
         Decoder.from_state_dict(config, {})
 
 
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"attention_chunk_size": None}, "attention_chunk_size is missing"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers does not name all layers"),
+        ({"layer_types": ["sliding_attention"] * 4}, "layer_types names sliding_attention, not only"),
+    ],
+)
+def test_layers_of_llama_4_that_are_not_described_are_refused(change, reason):
+    config = {"model_type": "llama4_text", **LLAMA_4, **change}
+    for told in (config, {"model_type": "llama4", "text_config": config}):
+        with pytest.raises(UnsupportedError, match=reason):
+            Decoder.from_state_dict(told, {})
+    with pytest.raises(UnsupportedError, match="text_config is missing"):
+        Decoder.from_state_dict({"model_type": "llama4"}, {})
+
+
+def test_the_text_part_of_a_whole_llama_4_is_read():
+    text, ours = both(CASES["llama4"]())
+    told = {"model_type": "llama4", "text_config": text.config.to_dict()}
+    state = {f"language_model.{name}": x for name, x in text.state_dict().items()}
+    whole = Decoder.from_state_dict(told, state | {"vision_model.class_embedding": torch.zeros(3)})
+    tokens = torch.randint(97, (1, 20))
+    assert whole.config == ours.config
+    assert torch.equal(whole(tokens), ours(tokens))
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("wrong", [["x"], {"x": 1}, "x", -1, 1.5, True], ids=str)
-@pytest.mark.parametrize("name", ["qwen3-windows", "gemma3", "cohere2"])
+@pytest.mark.parametrize("name", ["qwen3-windows", "gemma3", "cohere2", "llama4"])
 def test_whatever_a_value_is_the_answer_is_a_sentence(name, wrong):
     theirs, _ = both(CASES[name]())
     state, told = theirs.state_dict(), theirs.config.to_dict()

@@ -32,7 +32,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "n_positions n_embd n_head n_layer n_inner original_max_position_embeddings "
         "num_channels projection_dim d_model num_queries encoder_layers decoder_layers encoder_ffn_dim decoder_ffn_dim "
         "encoder_attention_heads decoder_attention_heads "
-        "max_len embed_dim num_heads num_kv_heads num_layers feed_forward_dim short_convolution window",
+        "intermediate_size_mlp num_local_experts num_experts_per_tok attention_chunk_size floor_scale "
+        "interleave_moe_layer_step no_rope_layer_interval "
+        "max_len embed_dim num_heads num_kv_heads num_layers feed_forward_dim short_convolution window segment "
+        "num_experts num_chosen_experts expert_dim",
     ),
     "be a number": (
         is_finite_number,
@@ -41,13 +44,14 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "rope_theta factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale mscale_all_dim "
         "partial_rotary_factor dropout activation_dropout query_pre_attn_scalar attn_logit_softcapping "
         "final_logit_softcapping logit_scale logit_softcap rope_local_base_freq softcap attention_scale "
-        "embedding_scale eps",
+        "embedding_scale eps attn_scale",
     ),
     "be true or false": (
         lambda value: isinstance(value, bool),
         "tie_word_embeddings attention_bias mlp_bias use_sliding_window is_decoder add_cross_attention "
         "scale_attn_weights scale_attn_by_inverse_layer_idx gated feed_forward_bias tied truncate "
-        "qkv_bias auxiliary_loss use_bidirectional_attention norm_first part_norm parallel learned after_rotary rotary",
+        "qkv_bias auxiliary_loss use_bidirectional_attention norm_first part_norm parallel learned after_rotary rotary "
+        "use_qk_norm uses_qk_norm uses_experts",
     ),
     "be a name": (
         lambda value: isinstance(value, str),
@@ -58,10 +62,16 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: is_integer(value) or _is_list(int)(value),
         "eos_token_id image_size patch_size",
     ),
-    "be a list of ints": (_is_list(int), "end_tokens"),
+    "be a list of ints": (_is_list(int), "end_tokens moe_layers no_rope_layers"),
     "be a list of names": (_is_list(str), "layer_types"),
 }
-_OBJECTS = ("sliding_attention", "full_attention", "qk_norm", "layers")  # and all keys that begin with "rope_"
+_OBJECTS = (
+    "sliding_attention",
+    "full_attention",
+    "qk_norm",
+    "layers",
+    "text_config",
+)  # and all keys that begin with "rope_"
 _CHECKS = {key: (fits, rule) for rule, (fits, keys) in _RULES.items() for key in keys.split()}
 
 

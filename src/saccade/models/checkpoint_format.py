@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from saccade.masks import Causal
+from saccade.masks import Causal, Mask
 from saccade.masks.convert.patterns import window_size
 from saccade.models.decoder_config import DecoderConfig
 from saccade.models.rope_config import rope_parameters_of
@@ -188,7 +188,7 @@ PLAIN: Mapping[str, object] = {
     if field.name
     in (
         *("qk_norm", "attention_scale", "softcap", "rotary_layout", "layers", "norm_first", "part_norm", "parallel"),
-        *("short_convolution", "kv_layers"),
+        *("short_convolution", "kv_layers", "num_experts"),
         *("embedding_scale", "logit_scale", "logit_softcap"),
     )
 }
@@ -201,14 +201,22 @@ def differences(config: DecoderConfig, expected: Mapping[str, object]) -> list[s
     return [f"{name} is {value}, not {expected[name]}" for name, value in actual.items() if value != expected[name]]
 
 
-def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
+def reasons_no_format_can_express(
+    config: DecoderConfig, expressed: Callable[[Mask], object] = lambda mask: None
+) -> list[str]:
     """Return the reasons why no published checkpoint format can express a model's mask or rotary scaling.
 
-    An empty list means that a published format can express both.
+    Args:
+        config: the model's config.
+        expressed: a function that returns None for masks that the format cannot express; windows are expressible.
+
+    Returns:
+        The reasons; an empty list if a format can express both.
     """
     reasons = []
     for pattern in dict.fromkeys(config.own_patterns):
-        if pattern.mask is not None and window_size(Causal() & pattern.mask) is None:
+        mask = pattern.mask
+        if mask is not None and window_size(Causal() & mask) is None and expressed(mask) is None:
             reasons.append(f"its mask is {pattern.mask}: config.json can only express a sliding window")
         if rope_parameters_of(pattern.rotary_base, pattern.rotary_scaling) is None:
             reasons.append(f"its rotary_scaling is {pattern.rotary_scaling}, which config.json cannot express")

@@ -16,6 +16,7 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.decoder_config import DecoderConfig, LayerPattern
 from saccade.models.initial_weights import init_small_weights, scale_residual_weights
+from saccade.models.llama4 import Llama4, Llama4Text
 from saccade.models.llama_relatives import Cohere2, Gemma2, Gemma3, Olmo2, Qwen3
 from saccade.models.model_inputs import check_tokens
 from saccade.models.next_token_loss import check_targets, mean_cross_entropy, next_tokens
@@ -23,7 +24,14 @@ from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
 from saccade.models.text_formats import GPT2, Llama, Qwen2
 from saccade.models.trained_length import warn_beyond
-from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention, SharedKeyAttention
+from saccade.nn import (
+    DecoderLayer,
+    DecoderStack,
+    FeedForward,
+    MixtureOfExperts,
+    MultiHeadAttention,
+    SharedKeyAttention,
+)
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
@@ -39,9 +47,9 @@ if TYPE_CHECKING:
 class Decoder(SavedText):
     """A decoder language model that predicts the probabilities of the next token at every position.
 
-    `from_pretrained` reads the formats of GPT-2, Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 2 and 3 (text) and
-    Cohere 2. `save_pretrained` writes the format of GPT-2, Llama or (with a sliding window) Mistral if the model fits
-    one of them. If not, it writes our own format, which `from_pretrained` also reads.
+    `from_pretrained` reads the formats of GPT-2, Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 2 and 3 (text), Cohere 2
+    and Llama 4 (text). `save_pretrained` writes the format of GPT-2, Llama or (with a sliding window) Mistral if the
+    model fits one of them. If not, it writes our own format, which `from_pretrained` also reads.
 
     Args:
         config: sizes and options of the model.
@@ -77,6 +85,8 @@ class Decoder(SavedText):
         "gemma2": Gemma2(),
         "gemma3_text": Gemma3(),
         "cohere2": Cohere2(),
+        "llama4_text": Llama4Text(),
+        "llama4": Llama4(),
         "saccade-decoder": SaccadeFormat(),
     }
     written_types = ("llama", "gpt2", "saccade-decoder")
@@ -286,7 +296,7 @@ def _layer(config: DecoderConfig, pattern: LayerPattern, source: int | None) -> 
         "mask": pattern.mask,
         "mechanism": Softmax(bias=bias, scale=config.attention_scale, softcap=config.softcap),
         "rotary": rotary,
-        "qk_norm": config.qk_norm,
+        "qk_norm": config.qk_norm if pattern.uses_qk_norm else None,
         "temperature": pattern.temperature,
         "dropout_p": config.attention_dropout_p,
         "projection_bias": config.attention_bias,
@@ -297,16 +307,24 @@ def _layer(config: DecoderConfig, pattern: LayerPattern, source: int | None) -> 
         attention = MultiHeadAttention(config.embed_dim, config.num_heads, short_convolution=convolution, **options)
     else:
         attention = SharedKeyAttention(config.embed_dim, config.num_heads, source, **options)
-    feed_forward = FeedForward(
-        config.embed_dim,
-        config.feed_forward_dim,
-        activation=config.activation,
-        gated=config.gated,
-        projection_bias=config.feed_forward_bias,
-    )
     return DecoderLayer(
         attention,
-        feed_forward,
+        _feed_forward(config, pattern),
         **{name: getattr(config, name) for name in ("norm", "norm_eps", "norm_first", "part_norm", "parallel")},
         dropout_p=config.dropout_p,
+    )
+
+
+def _feed_forward(config: DecoderConfig, pattern: LayerPattern) -> FeedForward | MixtureOfExperts:
+    width, activation = config.embed_dim, config.activation
+    if config.num_experts is not None and pattern.uses_experts:
+        hidden = config.feed_forward_dim if config.expert_dim is None else config.expert_dim
+        chosen = config.num_chosen_experts
+        return MixtureOfExperts(width, hidden, config.num_experts, num_chosen=chosen, activation=activation)
+    return FeedForward(
+        width,
+        config.feed_forward_dim,
+        activation=activation,
+        gated=config.gated,
+        projection_bias=config.feed_forward_bias,
     )

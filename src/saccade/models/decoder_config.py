@@ -1,4 +1,4 @@
-"""DecoderConfig, the config of decoders, and LayerPattern, the mask and positions of one layer."""
+"""DecoderConfig, the config of decoders, and LayerPattern, the choices that differ between layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.support.validation import are_integers, check_bool, check_number, c
 @argument_hints(MODEL_NAMES)
 @dataclasses.dataclass(frozen=True)
 class LayerPattern:
-    """The mask and the rotary positions of one layer, for decoders whose layers differ.
+    """The mask, the positions and the feed-forward network of one layer, for decoders whose layers differ.
 
     Attributes:
         mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; None for all.
@@ -29,6 +29,8 @@ class LayerPattern:
             the causal mask.
         rotary_base, rotary_scaling: see `saccade.positions.Rotary`.
         temperature: a position-dependent factor for queries, or None; see `saccade.positions.QueryTemperature`.
+        uses_qk_norm: whether the layer norms queries and keys, if the config has a ``qk_norm``.
+        uses_experts: whether the layer has a mixture of experts, if the config has ``num_experts``.
 
     Raises:
         ValueError, TypeError: a value of the wrong type or out of range.
@@ -39,12 +41,15 @@ class LayerPattern:
     rotary_base: float = 10000.0
     rotary_scaling: Scaling | None = None
     temperature: QueryTemperature | None = None
+    uses_qk_norm: bool = True
+    uses_experts: bool = True
 
     def __post_init__(self) -> None:
         kinds = (QueryTemperature, NoneType)
         check_type("temperature", self.temperature, kinds, "be a saccade QueryTemperature or None")
         check_type("mask", self.mask, (Mask, NoneType), "be a saccade mask or None")
-        check_bool("rotary", self.rotary)
+        for name in ("rotary", "uses_qk_norm", "uses_experts"):
+            check_bool(name, getattr(self, name))
         check_number("rotary_base", self.rotary_base, above=1)
         check_type("rotary_scaling", self.rotary_scaling, (Scaling, NoneType), "be a scaling, or None")
 
@@ -79,6 +84,10 @@ class DecoderConfig(TextConfig):
             earlier layer with its own keys and values (as in Gemma 3n); see `saccade.nn.SharedKeyAttention`. If None,
             each layer has its own keys and values.
         activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
+        num_experts: number of experts in each layer with a mixture of experts; None for no such layers. See
+            `saccade.nn.MixtureOfExperts`; ``gated`` must then be True and ``feed_forward_bias`` False.
+        num_chosen_experts: number of experts that each token chooses.
+        expert_dim: inner width of the experts; ``feed_forward_dim`` if None.
         attention_bias: whether the projections of the attention have a bias.
         norm, norm_eps: see `saccade.nn.EncoderLayer`.
         norm_first, part_norm, parallel: see `saccade.nn.DecoderLayer`.
@@ -112,6 +121,9 @@ class DecoderConfig(TextConfig):
     kv_layers: tuple[int, ...] | None = None
     activation: Activation = "silu"
     gated: bool = True
+    num_experts: int | None = None
+    num_chosen_experts: int = 1
+    expert_dim: int | None = None
     norm: Norm = "rms"
     norm_eps: Positive = 1e-5
     norm_first: bool = True
@@ -152,6 +164,11 @@ class DecoderConfig(TextConfig):
             raise value_error("layers", rule, shown(self.layers), hint=hint)
         if self.kv_layers is not None:
             self._check_kv_layers(self.kv_layers)
+        if self.num_experts is None and (self.num_chosen_experts, self.expert_dim) != (1, None):
+            raise value_error("num_experts", "be an int if num_chosen_experts or expert_dim is set", None)
+        if self.num_experts is not None and (self.feed_forward_bias or not self.gated):
+            rule = "be None unless gated is True and feed_forward_bias is False"
+            raise value_error("num_experts", rule, self.num_experts)
         if self.parallel and (self.part_norm or not self.norm_first):
             raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
 

@@ -32,7 +32,8 @@ def scale_residual_weights(model: nn.Module, num_layers: int) -> None:
     for module in model.modules():
         if not isinstance(module, EncoderLayer | DecoderLayer):
             continue
-        outputs = [module.attention.output_projection, getattr(module.feed_forward, "contract", None)]
+        networks = module.feed_forward.modules()  # a network or, in a mixture of experts, several
+        outputs = [module.attention.output_projection, *(getattr(each, "contract", None) for each in networks)]
         if isinstance(module, DecoderLayer) and module.cross_attention is not None:
             outputs.append(module.cross_attention.output_projection)
         for linear in outputs:

@@ -14,7 +14,6 @@ from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling
 from saccade.models.text_formats import Llama
 from saccade.nn.qk_norm import QKNorm
 
-_KINDS = ("sliding_attention", "full_attention")
 _ATTENTION_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 
 
@@ -25,17 +24,21 @@ class LlamaRelative(Llama):
         full_every: n if every n-th layer has no window, unless config.json lists the kinds of layers; None if other
             keys of config.json determine the windows.
         rotates_full_layers: whether the layers without a window rotate queries and keys.
+        kinds: the kinds of layers that ``layer_types`` in config.json may name.
     """
 
     full_every: ClassVar[int | None] = None
     rotates_full_layers: ClassVar[bool] = True
+    kinds: ClassVar[tuple[str, str]] = ("sliding_attention", "full_attention")
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         reasons = self._activation_reasons(config)
         kinds = self._layer_kinds(config)
-        unknown = sorted(set(kinds) - {*_KINDS})
+        unknown = sorted(set(kinds) - {*self.kinds})
         if unknown:
-            reasons.append(f"layer_types names {', '.join(unknown)}, not only {' and '.join(_KINDS)}")
+            reasons.append(f"layer_types names {', '.join(unknown)}, not only {' and '.join(self.kinds)}")
+        if len(kinds) != (config.get("num_hidden_layers") or 0):
+            reasons.append(f"layer_types names {len(kinds)} layers, but num_hidden_layers is not {len(kinds)}")
         for kind in dict.fromkeys(kinds):
             reasons += [reason for reason in rope_reasons(self._rope(config, kind)) if reason not in reasons]
         if config.get("use_bidirectional_attention"):
@@ -55,7 +58,7 @@ class LlamaRelative(Llama):
             "attention_dropout_p": config.get("attention_dropout") or 0.0,
             "end_tokens": end_tokens_of(config),
         }
-        patterns = tuple(self._pattern(config, kind) for kind in self._layer_kinds(config))
+        patterns = self._patterns(config)
         if len(set(patterns)) == 1 and patterns[0].rotary:
             pattern = patterns[0]
             options |= {name: getattr(pattern, name) for name in ("mask", "rotary_base", "rotary_scaling")}
@@ -81,6 +84,9 @@ class LlamaRelative(Llama):
     def _rope(self, config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
         """Return the contents of config.json with the rotary settings of one kind of layer."""
         return config
+
+    def _patterns(self, config: Mapping[str, Any]) -> tuple[LayerPattern, ...]:
+        return tuple(self._pattern(config, kind) for kind in self._layer_kinds(config))
 
     def _pattern(self, config: Mapping[str, Any], kind: str) -> LayerPattern:
         is_full, rope = kind == "full_attention", self._rope(config, kind)

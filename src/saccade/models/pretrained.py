@@ -278,19 +278,25 @@ def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Ten
 def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
     """Return tensors on torch's meta device with the names and shapes of a model's weights.
 
-    Instead of the full model, only one layer of each stack is built.
+    Instead of the full model, one layer of each stack is built, or of a decoder one layer with each set of weights.
     """
-    sources, changes = getattr(config, "kv_layers", None), dict.fromkeys(file_format.stacks, 1)
+    sources, small = getattr(config, "kv_layers", None), dict[str, Any](dict.fromkeys(file_format.stacks, 1))
+    kinds = [(pattern.uses_qk_norm, pattern.uses_experts) for pattern in getattr(config, "layer_patterns", ())]
+    built = list(dict.fromkeys(kinds))
+    if len(built) > 1:
+        small |= {"num_layers": len(built), "layers": tuple(config.layers[kinds.index(kind)] for kind in built)}
     with torch.device("meta"):
-        small = {**changes, "kv_layers": None} if sources is not None else changes
+        if sources is not None:
+            small["kv_layers"] = None
         state = model_class(dataclasses.replace(config, **small)).state_dict()
     shapes = dict[str, Tensor]()
     for name, x in state.items():
         copies = {name: x}
         for count, (layers, _) in file_format.stacks.items():
-            inner = name.removeprefix(f"{layers}.0.")
-            if inner != name:
-                copies = {f"{layers}.{number}.{inner}": x for number in range(getattr(config, count))}
+            if name.startswith(f"{layers}."):
+                number, _, inner = name.removeprefix(f"{layers}.").partition(".")
+                alike = [i for i in range(getattr(config, count)) if not kinds or kinds[i] == built[int(number)]]
+                copies = {f"{layers}.{i}.{inner}": x for i in alike}
         shapes |= copies
     readers = [index for index, source in enumerate(sources or ()) if source != index]
     unused = tuple(f"stack.layers.{index}.attention.{part}." for index in readers for part in KEY_PARTS)

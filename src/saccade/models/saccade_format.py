@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from saccade.masks import sliding_window
+from saccade.masks import Causal, Mask, Segments, sliding_window
 from saccade.masks.convert.patterns import window_size
 from saccade.models.checkpoint_format import DecoderFormat, FileFormat, reasons_no_format_can_express
 from saccade.models.config import EncoderDecoderConfig
@@ -19,8 +19,9 @@ from saccade.positions import QueryTemperature
 
 _CONVERTED = ("mask", "rotary_base", "rotary_scaling", "end_tokens", "qk_norm", "layers")
 _FIELDS = tuple(field.name for field in dataclasses.fields(DecoderConfig) if field.name not in _CONVERTED)
-_KEYS = {*_FIELDS, "model_type", "window", "rope_parameters", "end_tokens", "qk_norm", "layers"}
-_LAYER_KEYS = {"window", "rotary", "rope_parameters", "temperature"}
+_KEYS = {*_FIELDS, "model_type", "window", "segment", "rope_parameters", "end_tokens", "qk_norm", "layers"}
+_FLAGS = ("rotary", "uses_qk_norm", "uses_experts")
+_LAYER_KEYS = {*_FLAGS, "window", "segment", "rope_parameters", "temperature"}
 _NORM_KEYS = {field.name for field in dataclasses.fields(QKNorm)}
 _TEMPERATURE_KEYS = {field.name for field in dataclasses.fields(QueryTemperature)}
 _PAIR_FIELDS = dataclasses.fields(EncoderDecoderConfig)
@@ -53,7 +54,6 @@ class SaccadeFormat(DecoderFormat):
         return reasons + [reason for layer in layers for reason in rope_reasons(layer)]
 
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
-        window = config.get("window")
         fields = {name: config[name] for name in _FIELDS if name in config}
         is_rotary = fields.get("position_encoding", "rotary") == "rotary"
         lengths = {"max_position_embeddings": fields.get("max_len")}
@@ -64,20 +64,20 @@ class SaccadeFormat(DecoderFormat):
             **fields,
             qk_norm=None if norm is None else QKNorm(**norm),
             layers=None if layers is None else tuple(_read_layer({**lengths, **layer}) for layer in layers),
-            mask=None if window is None else sliding_window(window),
+            mask=_read_mask(config),
             rotary_base=rope_base(config),
             rotary_scaling=rope_scaling({**lengths, **config}) if is_rotary else None,
             end_tokens=tuple(config.get("end_tokens", ())),
         )
 
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
-        return reasons_no_format_can_express(config)
+        return reasons_no_format_can_express(config, segment_of)
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
         return {
             "model_type": "saccade-decoder",
             **{name: getattr(config, name) for name in _FIELDS},
-            "window": window_size(config.causal_mask),
+            **_mask_json(config.mask),
             "rope_parameters": rope_parameters_of(config.rotary_base, config.rotary_scaling),
             "qk_norm": None if config.qk_norm is None else dataclasses.asdict(config.qk_norm),
             "layers": None if config.layers is None else [_layer_json(pattern) for pattern in config.layers],
@@ -123,22 +123,40 @@ class EncoderDecoderFormat(FileFormat):
 
 def _layer_json(pattern: LayerPattern) -> dict[str, Any]:
     """Return a layer's mask and positions as a JSON object."""
-    window = None if pattern.mask is None else window_size(pattern.mask)
     rope = rope_parameters_of(pattern.rotary_base, pattern.rotary_scaling)
     temperature = None if pattern.temperature is None else dataclasses.asdict(pattern.temperature)
-    return {"window": window, "rotary": pattern.rotary, "rope_parameters": rope, "temperature": temperature}
+    flags = {name: getattr(pattern, name) for name in _FLAGS}
+    return {**_mask_json(pattern.mask), **flags, "rope_parameters": rope, "temperature": temperature}
 
 
 def _read_layer(layer: Mapping[str, Any]) -> LayerPattern:
     """Read a layer's mask and positions from a JSON object that `_layer_json` returned."""
-    window, temperature = layer.get("window"), layer.get("temperature")
+    temperature = layer.get("temperature")
     return LayerPattern(
-        mask=None if window is None else sliding_window(window),
-        rotary=layer.get("rotary", True),
+        mask=_read_mask(layer),
+        **{name: layer.get(name, True) for name in _FLAGS},
         rotary_base=rope_base(layer),
         rotary_scaling=rope_scaling(layer),
         temperature=None if temperature is None else QueryTemperature(**temperature),
     )
+
+
+def _mask_json(mask: Mask | None) -> dict[str, Any]:
+    """Return the JSON keys of a decoder's mask: a sliding window, segments or neither."""
+    return {"window": None if mask is None else window_size(Causal() & mask), "segment": segment_of(mask)}
+
+
+def _read_mask(config: Mapping[str, Any]) -> Mask | None:
+    """Read a mask from the JSON keys that `_mask_json` returned."""
+    window, segment = config.get("window"), config.get("segment")
+    if segment is not None:
+        return Segments(segment, 0)
+    return None if window is None else sliding_window(window)
+
+
+def segment_of(mask: Mask | None) -> int | None:
+    """Return n if the mask is ``Segments(n, 0)``, or None."""
+    return mask.segment if isinstance(mask, Segments) and not mask.memory else None
 
 
 def _unknown_keys(config: Mapping[str, Any], known: set[str]) -> list[str]:

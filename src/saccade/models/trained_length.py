@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 
 from saccade.caches import Cache, SinkWindowCache
-from saccade.masks import Documents, Mask, Window
+from saccade.masks import Documents, Mask, Segments, Window
+from saccade.masks.algebra import And
 from saccade.masks.convert.patterns import describe
 
 
@@ -45,8 +46,11 @@ def warn_beyond(trained: int, end: int, mask: Mask, cache: Cache | None) -> bool
 def longest_reach(mask: Mask, length: int) -> int:
     """Return the largest number of tokens from a query back to a visible key, including both.
 
-    It is exact for windows and for documents, and ``length`` for all other masks.
+    It is exact for windows, segments and documents, and at least as large as the truth for all other masks.
     """
+    segments = [part for part in (mask.parts if isinstance(mask, And) else (mask,)) if isinstance(part, Segments)]
+    if segments:
+        return min(length, *(part.segment + part.memory for part in segments))
     pattern = describe(mask)
     if isinstance(pattern, Window) and pattern.left is not None:
         return min(length, pattern.left + 1)

@@ -11,6 +11,7 @@ from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
 from saccade.nn.forgetting_attention import ForgettingAttention
 from saccade.nn.latent_attention import LatentAttention
+from saccade.nn.mixture_of_experts import MixtureOfExperts
 from saccade.nn.native_sparse_attention import NativeSparseAttention
 from saccade.nn.qk_norm import QKNorm
 from saccade.nn.recurrent_layers import Recurrence, StateSpace
@@ -39,6 +40,7 @@ __all__ = [
     "AttentionBlock",
     "AttentionPool",
     "FeedForward",
+    "MixtureOfExperts",
     "EncoderLayer",
     "DecoderLayer",
     "EncoderStack",
