@@ -60,6 +60,14 @@ class Gated(mechanisms.Mechanism):
             return key
         return torch.where(key.isfinite().all(-1, keepdim=True), F.normalize(key.nan_to_num(), dim=-1), key)
 
+    def reads(self, query: Tensor, key: Tensor, gates: Gates, allowed: Tensor) -> Tensor:
+        """The queries that read the state."""
+        return query
+
+    def begins(self, state: Tensor) -> Tensor:
+        """A state that the rule can have, of any tensor of the state's size."""
+        return state
+
     def reasons(self, mask):
         return self.inner.reasons(mask)
 
@@ -87,11 +95,38 @@ def _fade_fast(key: Tensor) -> Tensor:
     return -50.0 * F.softplus(2.0 * key)
 
 
+class Solving(Gated):
+    """Mesa: queries are the solutions of one linear system for each token, written out."""
+
+    def reads(self, query: Tensor, key: Tensor, gates: Gates, allowed: Tensor) -> Tensor:
+        batch, heads, length, width = query.shape
+        ridge = self.inner.ridge.to(query).expand(heads, width)
+        state = query.new_zeros(batch, heads, width, width)
+        rows = []
+        for i in range(length):
+            key_i, write = key[:, :, i], gates["beta"][:, :, i, None, None]
+            fresh = state * gates["decay"][:, :, i, :, None].exp() + write * key_i[..., None] * key_i[..., None, :]
+            starts = ~allowed[:, i, :i].any(-1)  # of this text, nothing was seen before
+            fresh = torch.where(starts[:, None, None, None], write * key_i[..., None] * key_i[..., None, :], fresh)
+            state = torch.where(allowed[:, i, i, None, None, None], fresh, state)
+            rows.append(torch.linalg.solve(state + torch.diag_embed(ridge), query[:, :, i]))
+        return torch.stack(rows, 2) if rows else query
+
+    def begins(self, state: Tensor) -> Tensor:
+        extra = torch.randn(*state.shape[:3], state.shape[2], dtype=state.dtype)
+        return torch.cat([extra @ extra.mT, state], 3)
+
+
 RULES: dict[str, Gated] = {
     "sums": Gated(mechanisms.GatedLinear(), lambda key: {}),
     "gated linear": Gated(mechanisms.GatedLinear(), lambda key: {"decay": _fade(key)}),
     "gated by channel": Gated(
         mechanisms.GatedLinear(scale=1.0), lambda key: {"decay": _fade_by_channel(key), "beta": _write(key)}
+    ),
+    "mesa": Solving(
+        mechanisms.Mesa(0.5),
+        lambda key: {"beta": _write(key), "decay": _fade(key)},
+        has_unit_keys=True,
     ),
     "delta": Gated(mechanisms.Delta(), lambda key: {"beta": _write(key)}, has_unit_keys=True),
     "gated delta": Gated(

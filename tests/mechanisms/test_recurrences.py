@@ -45,15 +45,16 @@ def defined(name, query, key, mask, positions):
         name: (x if x.dim() == 4 or name == "beta" else x[..., None]).repeat_interleave(many, 1)
         for name, x in rule.gates(key).items()
     }
-    inner = rule.inner
+    inner, keys = rule.inner, rule.keys(key).repeat_interleave(many, 1)
+    allowed = allowed.expand(BATCH, length, length)
     scale = WIDTH**-0.5 if inner.scale is None else inner.scale
     return dense(
-        query,
-        rule.keys(key).repeat_interleave(many, 1),
+        rule.reads(query, keys, gates, allowed),
+        keys,
         gates,
         scale=scale,
         is_delta=inner.is_delta,
-        allowed=allowed.expand(BATCH, length, length),
+        allowed=allowed,
     )
 
 
@@ -120,8 +121,8 @@ def test_a_state_goes_on_where_it_was_left(name, split, line):
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_reach_the_state_that_comes_in(name):
     query, key, value = inputs(40)
-    state = torch.randn(BATCH, HEADS, WIDTH, VALUE, dtype=torch.float64, requires_grad=True)
     rule, matrix = RULES[name], RULES[name](query, key, mask=CAUSAL)
+    state = rule.begins(torch.randn(BATCH, HEADS, WIDTH, VALUE, dtype=torch.float64)).requires_grad_()
     out, after = matrix.advance(value, Memory(state))
     parts, memory = [], Memory(state)
     for i in range(40):

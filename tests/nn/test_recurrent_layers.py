@@ -20,6 +20,7 @@ MECHANISMS = {
     "linear": (mechanisms.GatedLinear, None),
     "gla": (mechanisms.GatedLinear, "channel"),
     "retnet": (lambda: mechanisms.GatedLinear.retnet(HEADS), None),
+    "mesa": (lambda: mechanisms.Mesa(0.7), "token"),
     "ssd": (lambda: mechanisms.SSD(HEADS), None),
 }
 LAYERS = {
@@ -42,13 +43,15 @@ def by_hand(own, text):
     """One text ``[len, width]``, a state that is written and read token by token."""
     heads = [x.unflatten(1, (HEADS, -1)) for x in own.inputs(text).chunk(4, 1)]
     query, key, value, gate = (F.silu(heads[0]), F.silu(heads[1]), heads[2], F.silu(heads[3]))
-    is_delta, is_ssd = own.write is not None, own.step is not None
-    if is_delta:
+    is_mesa = isinstance(own.mechanism, mechanisms.Mesa)
+    is_delta, is_ssd = own.write is not None and not is_mesa, own.step is not None
+    if is_delta or is_mesa:
         query, key = query / query.norm(dim=-1, keepdim=True), key / key.norm(dim=-1, keepdim=True)
-    scale, outs = 1.0 if is_ssd else 1 / math.sqrt(WIDTH // HEADS), []
+    scale, outs = 1.0 if is_ssd or is_mesa else 1 / math.sqrt(WIDTH // HEADS), []
     state = torch.zeros(HEADS, WIDTH // HEADS, WIDTH // HEADS, dtype=torch.float64)
+    of_keys = state
     for t in range(len(text)):
-        write = own.write(text[t]).sigmoid()[:, None] if is_delta else 1.0
+        write = own.write(text[t]).sigmoid()[:, None] if is_delta or is_mesa else 1.0
         kept = torch.ones(HEADS, 1, dtype=torch.float64)
         if is_ssd:
             write = F.softplus(own.step(text[t]))[:, None]
@@ -60,7 +63,13 @@ def by_hand(own, text):
         state = state * kept[..., None]
         told = value[t] - (key[t][:, None] @ state)[:, 0] if is_delta else value[t]
         state = state + key[t][..., None] * (write * told)[:, None]
-        read = scale * (query[t][:, None] @ state)[:, 0]
+        of_keys = of_keys * kept[..., None] + key[t][..., None] * (write * key[t])[:, None]
+        asked = (
+            torch.linalg.solve(of_keys + 0.7 * torch.eye(len(key[t][0]), dtype=torch.float64), query[t])
+            if is_mesa
+            else query[t]
+        )
+        read = scale * (asked[:, None] @ state)[:, 0]
         outs.append(read + own.skip[:, None] * value[t] if is_ssd else read)
     out = torch.stack(outs)
     out = out / (out.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt()
@@ -140,7 +149,7 @@ REFUSED = {
     "heads": (lambda x: nn.Recurrence(8, 3), "num_heads must divide embed_dim 8; got 3"),
     "mechanism": (
         lambda x: nn.Recurrence(8, 2, mechanisms.Linear()),
-        "be a Delta, DeltaProduct, RWKV7, GatedLinear or SSD",
+        "be a Delta, DeltaProduct, RWKV7, GatedLinear, Mesa or SSD",
     ),
     "decay": (lambda x: nn.Recurrence(8, 2, decay="head"), "decay must be one of 'token', 'channel'"),
     "decay of retention": (

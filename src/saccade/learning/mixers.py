@@ -159,6 +159,7 @@ MIXERS: Mapping[str, Mixer] = MappingProxyType(
         "gated delta, 1 head": _recurrence(mechanisms.Delta, heads=1, decay="token"),
         "delta product": _recurrence(mechanisms.DeltaProduct),
         "RWKV-7": _recurrence(mechanisms.RWKV7),
+        "mesa": _recurrence(mechanisms.Mesa, decay="token"),
         "SSD": _recurrence(lambda: mechanisms.SSD(8)),
         "SSD, 1 head": _recurrence(lambda: mechanisms.SSD(1), heads=1),
         "S4D": Mixer(lambda width, length, layer: StateSpace(width, 16, projection_bias=False)),

@@ -10,6 +10,7 @@ from saccade.mechanisms.forgetting import Forgetting
 from saccade.mechanisms.gated_linear import SSD, Delta, GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
+from saccade.mechanisms.mesa import Mesa
 from saccade.mechanisms.native_sparse import NativeSparse
 from saccade.mechanisms.nystrom import Nystrom
 from saccade.mechanisms.performer import Performer
@@ -39,6 +40,7 @@ __all__ = [
     "DeltaProduct",
     "RWKV7",
     "SSD",
+    "Mesa",
     "S4D",
     "ShortConvolution",
     "CompressiveMemory",

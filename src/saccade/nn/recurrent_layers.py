@@ -16,7 +16,7 @@ from saccade.caches import Cache, LayerCache
 from saccade.engine.nested import check_dense
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
-from saccade.mechanisms import RWKV7, S4D, SSD, Delta, DeltaProduct, GatedLinear, Mechanism
+from saccade.mechanisms import RWKV7, S4D, SSD, Delta, DeltaProduct, GatedLinear, Mechanism, Mesa
 from saccade.mechanisms.recurrences.substeps import SubstepMatrix
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.convolved_projections import ConvolvedProjections, restored_on_error, split_cache
@@ -161,8 +161,8 @@ class Recurrence(RecurrentLayer):
 
     .. math:: \mathrm{out} = W \big( \mathrm{norm}(A V) \odot \mathrm{silu}(G x) \big)
 
-    The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta` and
-    `DeltaProduct`, they are then scaled to length 1. ``beta`` is a sigmoid, doubled for `DeltaProduct`. A decay, or the
+    The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta`, `DeltaProduct`
+    and `Mesa`, they are then scaled to length 1. ``beta`` is a sigmoid, doubled for `DeltaProduct`. A decay, or the
     step size of `SSD`, is a softplus that starts between 0.001 and 0.1, and is multiplied by a learned rate for each
     head, initially 1 to ``num_heads``. With `SSD`, each head also adds a learned multiple of its values, which is not
     part of the matrix. With `RWKV7`, removal keys are the keys times a learned vector, scaled to length 1, rates are
@@ -175,7 +175,8 @@ class Recurrence(RecurrentLayer):
     Args:
         embed_dim: width of the tokens.
         num_heads: number of heads; must divide ``embed_dim``.
-        mechanism: a `saccade.mechanisms.Delta`, `DeltaProduct`, `RWKV7`, `GatedLinear` or `SSD`; ``Delta()`` if None.
+        mechanism: a `saccade.mechanisms.Delta`, `DeltaProduct`, `RWKV7`, `GatedLinear`, `Mesa` or `SSD`; ``Delta()`` if
+            None.
         decay: "token" for one decay per token and head, "channel" for one per token and channel, or None for no decay
             and for mechanisms that define one (`SSD`, `RWKV7`, ``GatedLinear.retnet``).
         short_convolution: number of positions that a convolution of queries, keys and values reads, followed by a silu;
@@ -200,7 +201,7 @@ class Recurrence(RecurrentLayer):
         (torch.Size([1, 5, 16]), (1, 2, 5, 5))
 
     Reference: Yang et al. 2025, arXiv:2412.06464, section 3.4; Dao and Gu 2024, arXiv:2405.21060, section 7; Siems et
-    al. 2025, arXiv:2502.10297; Peng et al. 2025, arXiv:2503.14456.
+    al. 2025, arXiv:2502.10297; Peng et al. 2025, arXiv:2503.14456; von Oswald et al. 2025, arXiv:2506.05233.
     """
 
     def __init__(
@@ -217,11 +218,11 @@ class Recurrence(RecurrentLayer):
         if check_int("embed_dim", embed_dim) % check_int("num_heads", num_heads):
             raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads)
         mechanism = Delta() if mechanism is None else mechanism
-        rule = "be a Delta, DeltaProduct, RWKV7, GatedLinear or SSD"
+        rule = "be a Delta, DeltaProduct, RWKV7, GatedLinear, Mesa or SSD"
         hint = "MultiHeadAttention supports the other mechanisms"
-        check_type("mechanism", mechanism, (Delta, DeltaProduct, RWKV7, GatedLinear, SSD), rule, hint=hint)
+        check_type("mechanism", mechanism, (Delta, DeltaProduct, RWKV7, GatedLinear, Mesa, SSD), rule, hint=hint)
         if decay is not None:
-            check_choice("decay", decay, ("token", "channel"))
+            check_choice("decay", decay, ("token",) if isinstance(mechanism, Mesa) else ("token", "channel"))
             if isinstance(mechanism, SSD | RWKV7) or getattr(mechanism, "decay", None) is not None:
                 rule = f"be None with {type(mechanism).__name__}, which has its own"
                 raise value_error("decay", rule, decay)
@@ -232,7 +233,7 @@ class Recurrence(RecurrentLayer):
         if short_convolution is not None:
             self.convolution = ConvolvedProjections(self.convolved_dim, short_convolution)
         self.inputs = nn.Linear(embed_dim, self.convolved_dim + embed_dim, bias=False)  # and the output gate
-        writes = isinstance(mechanism, Delta | DeltaProduct)
+        writes = isinstance(mechanism, Delta | DeltaProduct | Mesa)
         self.write = nn.Linear(embed_dim, num_heads * self.steps) if writes else None
         is_rwkv = isinstance(mechanism, RWKV7)
         self.rate = nn.Linear(embed_dim, embed_dim) if is_rwkv else None

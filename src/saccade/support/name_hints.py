@@ -52,6 +52,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("Mamba", "Mamba2"), "SSD, which runs in saccade.nn.Recurrence"),
         **dict.fromkeys(("DeltaNet", "GatedDeltaNet"), "Delta, which runs in saccade.nn.Recurrence"),
         **dict.fromkeys(("KDA", "KimiDeltaAttention"), "Delta, with a decay for each channel"),
+        "MesaNet": "Mesa",
         **dict.fromkeys(("RWKV", "Rwkv7"), "RWKV7, which runs in saccade.nn.Recurrence"),
         "GatedDeltaProduct": "DeltaProduct, with a decay",
         **dict.fromkeys(("FoX", "ForgettingTransformer"), "Forgetting, which runs in saccade.nn.ForgettingAttention"),

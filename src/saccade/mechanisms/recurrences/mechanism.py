@@ -30,6 +30,7 @@ class Recurrence(Approximate):
     """
 
     is_delta: ClassVar[bool] = False
+    matrix_class: ClassVar[type[RecurrenceMatrix]] = RecurrenceMatrix
 
     def __init__(self, *, scale: float | None = None):
         super().__init__()
@@ -85,7 +86,7 @@ class Recurrence(Approximate):
         tensors = (inputs.query, inputs.key, decay, beta, recall)
         query, key, decay, beta, recall = (_clean(x, inputs.wide) for x in tensors)
         assert query is not None and key is not None  # noqa: PT018  for the type checker
-        return RecurrenceMatrix(
+        return self.matrix_class(
             query,
             key,
             decay,

@@ -103,7 +103,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         part, (batch, head_count, q_len, kv_len) = copy.copy(self), self.shape
         part.shape, part.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
         lines = [item * head_count + head for item in range(batch) for head in heads]
-        part._rule = self._rule.of(lines, self._rule.key.shape[1])
+        part._rule = self._rule.of(lines, slice(None))
         marks = (self._tainted, self._nonfinite_queries)
         selected_marks = [
             None if x is None else x[:, [head * x.shape[1] // head_count for head in heads]] for x in marks
@@ -161,7 +161,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         if memory is not None and memory.segment is None and self._rule.segments is not None:
             memory = memory._replace(segment=self._rule.segments[:: self.shape[1], :1].flatten())  # of the first token
-        check_memory(self, self._order, self.visible, memory, (self._rule.key.shape[2], value.shape[3]))
+        check_memory(self, self._order, self.visible, memory, self._state_size(value.shape[3]))
         bad = ~torch.isfinite(value.detach()).all(-1)
         bad = bad if self._tainted is None else bad | self._tainted
         if self.visible.hidden_keys is not None:
@@ -196,7 +196,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def weights_of(self, batch: int, heads: slice, rows: range) -> Tensor:
         """Return the weights of a range of rows for all keys up to the last row, ``[1, heads, rows, length]``."""
         first, length = batch * self.shape[1], self._order.past + rows[-1] + 1
-        rule = self._rule.of(slice(first + heads.start, first + heads.stop), length)
+        rule = self._rule.of(slice(first + heads.start, first + heads.stop), slice(length))
         eye = torch.eye(len(rows), dtype=rule.key.dtype, device=self.device)
         if rows.step > 1:
             eye = F.pad(eye[:, None], (0, 0, 0, rows.step - 1)).flatten(0, 1)[: rows[-1] - rows[0] + 1]
@@ -248,6 +248,10 @@ class RecurrenceMatrix(LinearTimeMatrix):
             out, _ = product_by_token(rule, value, begin, None if rule.segments is None else rule.segments[:, 0])
             (grad,) = torch.autograd.grad(out[:, length - x.shape[1] :], value, x, create_graph=True)
         return grad
+
+    def _state_size(self, value_dim: int) -> tuple[int, int]:
+        """Return the size of the state of one key head for values of this width."""
+        return self._rule.key.shape[2], value_dim
 
     def _lines(self, x: Tensor) -> Tensor:
         """Flatten ``[batch, heads | fewer, len, width]`` to one sequence for each head of each batch item."""

@@ -30,6 +30,8 @@ class Rule(NamedTuple):
         recall: r, the keys with which the delta rule reads the state, like ``key``; None for ``key`` itself.
         scale: s.
         is_delta: whether to use the delta rule.
+        ridge: what is added to the diagonal of the keys' own state, through whose inverse queries read (`Mesa`), above
+            0, ``[sequences, len, head_dim]``; None for queries that read directly.
     """
 
     query: Tensor
@@ -40,17 +42,20 @@ class Rule(NamedTuple):
     recall: Tensor | None
     scale: float
     is_delta: bool
+    ridge: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All tensors that define the recurrence."""
         return self[:6]
 
-    def of(self, lines: slice | list[int], length: int) -> Rule:
-        """Return the recurrence for the first ``length`` tokens of the selected sequences."""
-        decay, beta, segments, recall = (None if x is None else x[lines, :length] for x in self[2:6])
-        query, key = self.query[lines, :length], self.key[lines, :length]
-        return Rule(query, key, decay, beta, segments, recall, self.scale, self.is_delta)
+    def of(self, lines: slice | list[int], tokens: slice) -> Rule:
+        """Return the recurrence for the selected tokens of the selected sequences."""
+        decay, beta, segments, recall, ridge = (
+            None if x is None else x[lines, tokens] for x in (*self[2:6], self.ridge)
+        )
+        query, key = self.query[lines, tokens], self.key[lines, tokens]
+        return Rule(query, key, decay, beta, segments, recall, self.scale, self.is_delta, ridge)
 
 
 def groups_of(length: int) -> Iterator[slice]:

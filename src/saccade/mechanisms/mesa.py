@@ -1,0 +1,172 @@
+"""Mesa: a recurrence that reads the least-squares solution of all earlier keys and values (MesaNet)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from saccade.mechanisms.checked_mechanism import Inputs
+from saccade.mechanisms.fake_tensors import is_readable
+from saccade.mechanisms.recurrences.mechanism import GatedRecurrence
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule
+from saccade.support.errors import value_error
+from saccade.support.torch_modes import is_transformed
+from saccade.support.validation import check_number, register_tensor
+
+
+class MesaMatrix(RecurrenceMatrix):
+    """The lazy matrix of `Mesa`: a recurrence whose queries are solutions of linear systems, found for each product.
+
+    A state holds the keys' own state H, and behind it that of the values, ``[head_dim, head_dim + value_dim]``.
+    """
+
+    def with_ridge(self, ridge: Tensor) -> MesaMatrix:
+        """Return the matrix with this ridge, ``[heads, head_dim]``."""
+        matrix, (lines, length, head_dim) = copy.copy(self), self._rule.key.shape
+        rows = ridge.repeat(lines // max(1, len(ridge)), 1)[:, None]
+        matrix._rule = self._rule._replace(ridge=rows.expand(-1, length, head_dim))
+        return matrix
+
+    def _state_size(self, value_dim: int) -> tuple[int, int]:
+        head_dim = self._rule.key.shape[2]
+        return head_dim, head_dim + value_dim
+
+    def _product(
+        self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        (batch, heads), head_dim = self.shape[:2], rule.key.shape[2]
+        of_keys = of_values = None
+        if state is not None:
+            of_keys, of_values = state.to(rule.key.dtype).split([head_dim, state.shape[3] - head_dim], 3)
+            of_keys = self._lines(of_keys)
+        rule, last = _solved(rule, of_keys, segment)
+        out, after = super()._product(rule, value, of_values, segment, blind)
+        last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
+        return out, torch.cat([last, after], 3)
+
+    def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
+        return super()._transposed(_solved(rule, None, self._segment_of(rule), x.shape[1])[0], x)
+
+    @staticmethod
+    def _segment_of(rule: Rule) -> Tensor | None:
+        return None if rule.segments is None or not rule.segments.shape[1] else rule.segments[:, 0]
+
+
+class Mesa(GatedRecurrence):
+    r"""The mesa layer: a token reads the ridge regression of all earlier values on their keys.
+
+    .. math:: H_t = e^{g_t} H_{t-1} + \beta_t k_t k_t^T, \qquad S_t = e^{g_t} S_{t-1} + \beta_t k_t v_t^T, \qquad
+              o_t = S_t^T (H_t + \Lambda)^{-1} q_t
+
+    .. math:: A_{ij} = \beta_j \exp \Big( \sum_{t=j+1}^{i} g_t \Big)\, q_i^T (H_i + \Lambda)^{-1} k_j
+
+    This is `GatedLinear` with the queries :math:`(H_t + \Lambda)^{-1} q_t`, so its matrix has the same structure. The
+    paper approximates the inverse with 30 steps of conjugate gradients; here, each token's system is solved exactly,
+    by a Cholesky factorization.
+
+    Args:
+        ridge: Λ, above 0: a number, or a tensor ``[heads | 1, head_dim]``; an ``nn.Parameter`` is trained.
+
+    Raises:
+        ValueError: a ridge of at most 0, a beta below 0, a decay above 0 or for each channel, or wrong shapes.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
+            hide keys (Padding).
+
+    Cost: that of `GatedLinear`, plus ``head_dim ** 3 / 3`` multiplications for each token and head. Every product and
+    every block of rows solves again. The backward pass stores one state for every 32 tokens. For decoding, a
+    `saccade.caches.RecurrentCache` stores ``head_dim * (head_dim + value_dim)`` elements per head.
+
+    Example:
+        >>> from saccade.masks import Causal
+        >>> key = torch.eye(2)[[0, 0, 1, 0]][None, None]  # the first two tokens and the last have the same key
+        >>> Mesa(ridge=1.0)(key, key, mask=Causal())[0, 0]
+        tensor([[0.5000, 0.0000, 0.0000, 0.0000],
+                [0.3333, 0.3333, 0.0000, 0.0000],
+                [0.0000, 0.0000, 0.5000, 0.0000],
+                [0.2500, 0.2500, 0.0000, 0.2500]])
+
+    Reference: von Oswald et al. 2025, arXiv:2506.05233, section 2.
+    """
+
+    matrix_class = MesaMatrix
+    ridge: Tensor
+
+    def __init__(self, ridge: float | Tensor = 1.0):
+        super().__init__(scale=1.0)
+        if not isinstance(ridge, Tensor):
+            ridge = torch.tensor([[check_number("ridge", ridge, above=0)]], dtype=torch.float64)
+        if ridge.dim() != 2 or not ridge.is_floating_point():
+            raise value_error("ridge", "be a number or a float tensor [heads | 1, head_dim]", list(ridge.shape))
+        register_tensor(self, "ridge", ridge)
+
+    def _matrix(self, inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
+        head_dim = inputs.key.shape[3]
+        if decay is not None and decay.dim() == 4 and decay.shape[3] != 1:
+            hint = "with a decay for each channel, the keys' own state would not be symmetric"
+            raise value_error("decay", "have one value for each token", list(decay.shape), hint=hint)
+        if beta is not None and is_readable(beta) and bool(((beta < 0) & beta.isfinite()).any()):
+            raise value_error("beta", "be at least 0", f"{float(beta.min()):.3g}")
+        ridge = self.ridge
+        if is_readable(ridge) and bool((ridge <= 0).any()):
+            raise value_error("ridge", "be above 0", f"{float(ridge.min()):.3g}")
+        matrix = self._recurrence(inputs, decay, beta)
+        heads = matrix.shape[1]
+        if ridge.shape[0] not in (1, heads) or ridge.shape[1] not in (1, head_dim):
+            raise value_error("ridge", f"have shape [{heads} | 1, {head_dim}]", list(ridge.shape))
+        assert isinstance(matrix, MesaMatrix)
+        return matrix.with_ridge(ridge.to(inputs.wide).expand(heads, head_dim))
+
+    def extra_repr(self) -> str:
+        return f"ridge={[round(x, 3) for x in self.ridge.flatten().tolist()[:4]]}"
+
+
+def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int | None = None) -> tuple[Rule, Tensor]:
+    """Return the recurrence with the queries ``(H_t + ridge)⁻¹ q_t``, and the keys' own state after the last token.
+
+    Args:
+        rule: the recurrence, with a ridge.
+        state, segment: H before the first token, ``[sequences, head_dim, head_dim]``, and its segment.
+        rows: number of queries at the end that are read; all if None. The others become 0.
+    """
+    lines, length, head_dim = rule.key.shape
+    state = rule.key.new_zeros(lines, head_dim, head_dim) if state is None else state
+    first = 0 if rows is None else length - rows
+    queries = []
+    solve: Callable[..., tuple[Tensor, Tensor]] = _solve_chunk
+    if torch.is_grad_enabled() and not is_transformed() and not torch.compiler.is_compiling():
+        solve = partial(checkpoint, _solve_chunk, use_reentrant=False)
+    for start in range(0, length if lines else 0, CHUNK):
+        part = rule.of(slice(None), slice(start, start + CHUNK))
+        query, state = solve(part, state, segment, start + CHUNK > first)
+        segment = None if part.segments is None else part.segments[:, -1]
+        queries.append(query)
+    return rule._replace(query=torch.cat(queries, 1) if queries else rule.query, ridge=None), state
+
+
+def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: bool) -> tuple[Tensor, Tensor]:
+    """Solve the systems of the tokens of a chunk; return the solutions (0 unless read) and the state after them."""
+    query, key, decay, beta, segments = rule[:5]
+    assert rule.ridge is not None
+    length = key.shape[1]
+    sums = key.new_zeros(len(key), length, dtype=torch.float64) if decay is None else decay[..., 0].double().cumsum(1)
+    rows = slice(None) if is_read else slice(length - 1, None)
+    later = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)[rows]
+    logs = (sums[:, rows, None] - sums[:, None]).masked_fill(later, -torch.inf)
+    carried = sums[:, rows]
+    if segments is not None and segment is not None:
+        logs = logs.masked_fill(segments[:, rows, None] != segments[:, None], -torch.inf)
+        carried = carried.masked_fill(segments[:, rows] != segment[:, None], -torch.inf)
+    weights = logs.exp().to(key.dtype)
+    weights = weights if beta is None else weights * beta.mT
+    own = (weights @ (key[..., None] * key[:, :, None]).flatten(2)).unflatten(2, key.shape[2:] * 2)
+    own = own + carried.exp().to(key.dtype)[..., None, None] * state[:, None]
+    if not is_read:
+        return torch.zeros_like(query), own[:, -1]
+    factor = torch.linalg.cholesky(own + torch.diag_embed(rule.ridge))
+    return torch.cholesky_solve(query[..., None], factor)[..., 0], own[:, -1]
