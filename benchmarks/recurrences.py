@@ -1,6 +1,14 @@
-"""How much faster are recurrences than the torch forms that transformers runs without kernels for a GPU?"""
+"""How much faster are recurrences than the torch forms that transformers runs without kernels for a GPU?
 
+``python -m benchmarks.recurrences`` prints the memory and CPU time of rules that transformers lacks, by length.
+"""
+
+import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,7 +25,7 @@ from benchmarks.measuring import Call, Referee, compare, in_turn, slope
 from benchmarks.memory import Job, extra_bytes
 from benchmarks.reporting import Row, duration, memory_row, ratio_row
 from saccade.masks import Causal
-from saccade.mechanisms import RWKV7, SSD, Delta, DeltaProduct, Forgetting, GatedLinear, Mechanism
+from saccade.mechanisms import RWKV7, SSD, Delta, DeltaProduct, Forgetting, GatedLinear, Mechanism, Mesa
 from saccade.mechanisms.forgetting import with_gates
 
 N, SHORT, HEADS, DIM = 8192, 2048, 8, 64
@@ -149,7 +157,21 @@ def rwkv7(n: int) -> Call:
     return call(lambda *x: RWKV7()(x[0], x[1], mask=Causal(), **gates) @ x[2], (query, key, value))
 
 
-GROWTH = {"forgetting": (forgetting, 2.1), "DeltaProduct, 2 steps": (delta_product, 1.1), "RWKV-7": (rwkv7, 1.1)}
+def mesa(n: int) -> Call:
+    """Return the mesa layer."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, FEW_HEADS, n, DIM).unbind()
+    gates = {"decay": -F.softplus(torch.randn(1, FEW_HEADS, n) - 3.0), "beta": torch.rand(1, FEW_HEADS, n)}
+    keys = F.normalize(key, dim=-1)
+    return call(lambda *x: Mesa()(x[0], x[1], mask=Causal(), **gates) @ x[2], (query, keys, value))
+
+
+GROWTH = {
+    "forgetting": (forgetting, 2.1),
+    "DeltaProduct, 2 steps": (delta_product, 1.1),
+    "RWKV-7": (rwkv7, 1.1),
+    "mesa": (mesa, 1.1),
+}
 """What grows, and the largest slope of its time; the slope of its memory is at most 1.1."""
 
 
@@ -241,3 +263,31 @@ def measure(referee: Referee) -> Iterator[Row]:
         rounds.quiet,
     )
     yield from _growth(referee)
+
+
+def timed(name: str, n: int) -> tuple[float, float]:
+    """Return the CPU seconds of a call of a rule of `GROWTH`, and the MiB that it adds at its peak."""
+    run = grown(name, n)
+    begin = time.process_time()
+    run()
+    seconds = time.process_time() - begin
+    return seconds, extra_bytes([Job("benchmarks.recurrences:grown", (name, n))])[0] / 2**20
+
+
+def main() -> None:
+    """Measure every rule at every length, each in a process of its own, and print a table in Markdown."""
+    lengths = [LENGTHS[0] << power for power in range(4)]
+    print(f"| | {' | '.join(f'{n:,}' for n in lengths)} |\n|{'---|' * (len(lengths) + 1)}")
+    for name in GROWTH:
+        cells = []
+        for n in lengths:
+            code = f"import json; from benchmarks.recurrences import timed; print(json.dumps(timed({name!r}, {n})))"
+            command = [sys.executable, "-c", code]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=Path(__file__).parents[1])
+            seconds, mib = json.loads(done.stdout)
+            cells.append(f"{duration(seconds)}, {mib:.0f} MiB")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -33,6 +33,7 @@ def cases():
             masks.Causal() & masks.Padding([48, 20]),
         ),
         "ssd": (mechanisms.SSD(HEADS), {"step": number}, masks.Causal()),
+        "mesa, documents": (mechanisms.Mesa(0.5), delta, DOCUMENTS),
         "state space": (mechanisms.S4D(HEADS, 8), {}, masks.Causal()),
         "state space, documents": (mechanisms.S4D(HEADS, 8), {}, DOCUMENTS),
         # Texts that end where a rank's rows do, and rows of which none is there: nobody reads the memory that comes.

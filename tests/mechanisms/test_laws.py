@@ -45,6 +45,18 @@ class Fading(mechanisms.Mechanism):
         return mechanisms.Forgetting(1).reasons(mask)
 
 
+class Reflecting(mechanisms.Mechanism):
+    """PaTH attention of keys of any width: each is also its own vector, of length 1, backwards."""
+
+    def forward(self, query: Tensor, key: Tensor, **given: object) -> Matrix:
+        w = torch.nn.functional.normalize(key.flip(-1), dim=-1)
+        keys = torch.cat([key, w, 2.0 * torch.sigmoid(key[..., :1])], 3)
+        return mechanisms.PaTH(query.shape[3])(query, keys, **given)
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        return mechanisms.PaTH(1).reasons(mask)
+
+
 class Filter(mechanisms.Mechanism):
     """The same state space in every head; what keys hold is not read."""
 
@@ -100,6 +112,7 @@ MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     **{name: (lambda kv_len, rule=rule: rule) for name, rule in {**RULES, **STEPS}.items()},
     "differential": lambda kv_len: Difference(),
     "forgetting": lambda kv_len: Fading(),
+    "path": lambda kv_len: Reflecting(),
     "s4d": lambda kv_len: Filter(),
     "convolution": lambda kv_len: Convolution(),
     "memory": lambda kv_len: Remembering("linear"),
@@ -116,6 +129,7 @@ OTHERWISE = {
     },
     "differential": {"ones": "rows sum to 1 - λ"},
     "forgetting": {"key_order": "a key fades by those behind it"},
+    "path": {"key_order": "a key is reflected by those behind it"},
     "nystrom": {
         "key_order": "a landmark holds neighbours",
         "rows": "a landmark is a mean of queries",
@@ -219,7 +233,7 @@ def test_broken_laws_are_the_known_ones(name: str, law: str) -> None:
 def test_masks_that_hide_keys_only_are_padding(name: str, mask: Mask) -> None:
     q, k, v = torch.randn(3, 2, 2, 11, 4, dtype=torch.float64)
     mechanism = MAKERS[name](11).double()
-    causal = Causal() if name in (*RULES, *STEPS, "forgetting", "s4d", "memory", "memory, delta") else Full()
+    causal = Causal() if name in (*RULES, *STEPS, "forgetting", "path", "s4d", "memory", "memory, delta") else Full()
     mask, padding = mask & causal, Padding([7]) & causal
     v = v if name != "delta product" else v.repeat_interleave(2, 1)  # a head for each step
     torch.testing.assert_close(mechanism(q, k, mask=mask) @ v, mechanism(q, k, mask=padding) @ v)

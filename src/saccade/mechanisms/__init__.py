@@ -13,6 +13,7 @@ from saccade.mechanisms.linformer import Linformer
 from saccade.mechanisms.mesa import Mesa
 from saccade.mechanisms.native_sparse import NativeSparse
 from saccade.mechanisms.nystrom import Nystrom
+from saccade.mechanisms.path import PaTH
 from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.rwkv7 import RWKV7
 from saccade.mechanisms.s4d import S4D
@@ -31,6 +32,7 @@ __all__ = [
     "NativeSparse",
     "Differential",
     "Forgetting",
+    "PaTH",
     "Linear",
     "Performer",
     "Linformer",

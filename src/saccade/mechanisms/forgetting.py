@@ -125,7 +125,7 @@ class Forgetting(Approximate):
         logs = logs.expand(-1, -1, -1, shape[1] // key.shape[1]).movedim(3, 2).flatten(1, 2)
         hidden = _hidden_keys(inputs)
         logs = logs if hidden is None else logs.masked_fill(hidden[:, None], 0.0)
-        term = DecayTerm(logs.cumsum(2)[:, :, None], _last_keys(inputs), inputs.wide)
+        term = DecayTerm(logs.cumsum(2)[:, :, None], last_keys(inputs), inputs.wide)
         return matrix_from_inputs(attention.replaced(bias=term), self.impl)
 
     def _check_widths(self, query: Tensor, key: Tensor) -> None:
@@ -163,7 +163,7 @@ def with_gates(key: Tensor, gates: Tensor) -> Tensor:
     return torch.cat([key, channels.to(key.dtype)], 3)
 
 
-def _last_keys(inputs: Inputs) -> Tensor:
+def last_keys(inputs: Inputs) -> Tensor:
     """Return the last key whose gate counts for each query, int64 ``[batch | 1, q_len]``.
 
     Raises:
