@@ -3,14 +3,16 @@
 import dataclasses
 import itertools
 import math
+import re
 
 import pytest
 import torch
 from torch import Tensor
 
 import saccade as sc
+from saccade.caches import Int8Cache, KVCache, QuantizedCache, RecurrentCache
 from saccade.masks import Causal, Documents, Mask, Padding, Window
-from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer, Softmax
+from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer, Softmax, comparison_contenders
 from saccade.mechanisms import comparison as module
 from saccade.mechanisms.comparison import Compared, compare, crossing
 
@@ -90,7 +92,7 @@ def _seconds_told(monkeypatch: pytest.MonkeyPatch, slow: float = 0.0) -> list[in
     """Exact attention takes n² units, others 1000 n; notes the lengths asked for."""
     asked: list[int] = []
 
-    def seconds(mechanism: Mechanism, case: module._Case, *, is_actual_length: bool) -> float:
+    def seconds(mechanism: Mechanism, case: module.Case, *, is_actual_length: bool) -> float:
         n = case.key.shape[2]
         if isinstance(mechanism, Softmax):
             asked.append(n)
@@ -182,7 +184,7 @@ def test_names_tell_mechanisms_apart() -> None:
 
 def test_queries_of_another_length_are_timed_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = _inputs(40)
-    case = module._Case(q[:, :, :10], k, v, None)
+    case = module.Case(q[:, :, :10], k, v, None)
     assert [x.shape[2] for x in case.at(80)[:3]] == [20, 80, 80]
     assert [x.shape[2] for x in case.at(2)[:3]] == [1, 2, 2]
     torch.testing.assert_close(case.at(80).key[:, :, 40:], k)
@@ -271,13 +273,13 @@ def test_torchs_attention_of_fewer_queries_than_keys_is_aligned_like_ours() -> N
 
 def test_torchs_attention_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = _inputs()
-    monkeypatch.setattr(module, "_LARGEST_MASK", 48 * 48 - 1)
+    monkeypatch.setattr(comparison_contenders, "_LARGEST_MASK", 48 * 48 - 1)
     result = compare(q, k, v, [], mask=Window(5, 2))
     assert result.sdpa is not None
     assert result.sdpa.reasons == ("its mask would be a tensor of 0.0 GiB",)
     assert "torch SDPA: refused: its mask would be" in str(result)
     assert compare(q, k, v, [], mask=Causal()).sdpa.reasons == ()
-    monkeypatch.setattr(module, "_LARGEST_MASK", 48 * 48)
+    monkeypatch.setattr(comparison_contenders, "_LARGEST_MASK", 48 * 48)
     asked = compare(q, k, v, [], mask=Window(5, 2)).sdpa
     assert (asked.reasons, asked.timed_to) == ((), 48)
 
@@ -314,3 +316,51 @@ def test_quality_is_asked_for_each_row_that_runs_and_for_exact_attention() -> No
     assert table[1].split()[-1] == "quality"
     assert [line.split()[-1] for line in table[2:7]] == ["0.125", "-", "0.250", "-", "0.375"]
     assert "quality" not in str(compare(*_inputs(), [linear]))
+
+
+@torch.no_grad()
+def test_caches_are_rows_of_error_beside_size() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 2, 150, 16).unbind()
+    own = [KVCache(), Int8Cache(32), QuantizedCache(4, 32), QuantizedCache(2, 32)]
+    comparison = sc.compare(query, key, value, [], mask=sc.masks.Causal(), timed_lengths=[150], caches=own)
+    names = ["KVCache()", "Int8Cache(32)", "QuantizedCache(4, 32)", "QuantizedCache(2, 32)"]
+    assert [row.name for row in comparison.caches] == names
+    exact, *rounded = comparison.caches
+    assert exact.share == 1.0
+    assert exact.error_worst < 1e-6
+    assert 0 < rounded[0].error_median < rounded[1].error_median < rounded[2].error_median
+    assert exact.stored_bytes > rounded[0].stored_bytes > rounded[1].stored_bytes > rounded[2].stored_bytes
+    fresh = QuantizedCache(2, 32)
+    parts = [
+        fresh.attend(sc.mechanisms.Softmax(), *some, mask=sc.masks.Causal())
+        for some in zip(*(x.split(64, 2) for x in (query, key, value)), strict=True)
+    ]
+    expected = sc.attention(query, key, value, mask=sc.masks.Causal())
+    errors = (torch.cat(parts, 2) - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert rounded[2].error_median == pytest.approx(errors.double().median().item(), rel=1e-4)
+    assert rounded[2].stored_bytes == fresh.nbytes
+    assert all(one.length == 0 for one in own)
+    assert re.search(r"QuantizedCache\(2, 32\) +[\d.]+ +[\d.]+ +[\d.]+ KiB +\d+%", str(comparison))
+
+
+def test_caches_need_a_causal_text() -> None:
+    query, key, value = torch.randn(3, 1, 2, 20, 4).unbind()
+    comparison = sc.compare(query, key, value, [], timed_lengths=[20], caches=[Int8Cache()])
+    assert math.isnan(comparison.caches[0].error_median)
+    assert "Int8Cache(64): refused: a cache reads a causal text" in str(comparison)
+    dropping = sc.compare(
+        query, key, value, [], mask=sc.masks.Causal(), timed_lengths=[20], caches=[RecurrentCache()]
+    ).caches[0]
+    assert "cannot be continued as a sum over keys" in dropping.reasons[0]
+
+
+@pytest.mark.parametrize(("wrong", "rule"), [([Int8Cache], "be a list of caches"), (3, "be a list of caches")])
+def test_what_is_no_cache_is_refused(wrong: object, rule: str) -> None:
+    x = torch.randn(1, 1, 4, 2)
+    with pytest.raises(TypeError, match=rule):
+        sc.compare(x, x, x, [], caches=wrong)  # type: ignore[arg-type]
+    full = KVCache()
+    full.attend(sc.mechanisms.Softmax(), x, x, x, mask=sc.masks.Causal())
+    with pytest.raises(ValueError, match="caches must be empty; got 4 tokens"):
+        sc.compare(x, x, x, [], caches=[full])

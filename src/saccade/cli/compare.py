@@ -9,6 +9,7 @@ import typer
 from torch import Tensor
 
 from saccade import viz
+from saccade.caches import Int8Cache, QuantizedCache
 from saccade.cli.exit_status import loaded, refuse, refuse_combination
 from saccade.cli.learn import learn
 from saccade.cli.loading import OptionalModelName, default_encoder_name, load, shown_name
@@ -48,6 +49,14 @@ def compare(
             "'window(64)' and 'window(64) | global(0)'.",
         ),
     ] = None,
+    with_caches: Annotated[
+        bool,
+        typer.Option(
+            "--caches",
+            help="Also read the text from caches in 8, 4 and 2 bits, and print their size and error; for language "
+            "models.",
+        ),
+    ] = False,
     quality: Annotated[
         str | None,
         typer.Option(
@@ -96,11 +105,11 @@ def compare(
         masks = _parsed(rules or DEFAULT_MASKS)
         measure = None if quality is None else _quality(quality)
         name = model_name or default_encoder_name("".join(words))
-        _compare(words, name, layer, features, landmarks, masks, measure, out)
+        _compare(words, name, layer, features, landmarks, masks, measure, out, with_caches=with_caches)
         return
     why = "reads no text"
     refuse_combination(
-        context, "--train", ("--model", "--layer", "--features", "--landmarks", "--mask", "--quality"), why
+        context, "--train", ("--model", "--layer", "--features", "--landmarks", "--mask", "--caches", "--quality"), why
     )
     if text:
         refuse("compare", f"TEXT must be left out if --train is given, which {why}")
@@ -131,8 +140,10 @@ def _compare(
     masks: list[Mask],
     quality: Callable[[Mechanism | Mask], float] | None,
     out: Path | None,
+    *,
+    with_caches: bool,
 ) -> None:
-    """Compare masks and mechanisms on a text, and draw a figure if ``out`` is given."""
+    """Compare masks, mechanisms and caches on a text, and draw a figure if ``out`` is given."""
     joined = " ".join(text)
     if not joined.strip():
         refuse("compare", "TEXT must have at least one word; got an empty text")
@@ -152,7 +163,8 @@ def _compare(
         Nystrom(landmarks),
         Nystrom(landmarks, iterations=None),
     ]
-    comparison = compare_tensors(query, key, value, mechanisms, mask=mask, quality=quality)
+    caches = [Int8Cache(), QuantizedCache(4), QuantizedCache(2)] if with_caches else []
+    comparison = compare_tensors(query, key, value, mechanisms, mask=mask, quality=quality, caches=caches)
     typer.echo(str(comparison))
     if out is not None:
         values = {"layer": layer, "model": visible(shown_name(model_name)), "length": length}

@@ -7,31 +7,28 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from saccade.caches import LayerCache
 from saccade.engine.check_inputs import check_value
 from saccade.engine.memory_accounting import counted
-from saccade.masks import Causal, Full, Mask, as_mask
-from saccade.masks.convert.patterns import describe as standard_pattern
-from saccade.matrix import AttentionMatrix, Matrix
+from saccade.masks import Mask, as_mask
+from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.mechanisms.compared_caches import ComparedCache, check_caches, compared_cache, median_and_worst
+from saccade.mechanisms.comparison_contenders import Case, Masked, TorchSDPA
 from saccade.mechanisms.comparison_result import CLOSE, ROUGH, Compared, Comparison
-from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import describe, type_error, value_error
-from saccade.support.language import Message
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import is_integer
 
-__all__ = ["CLOSE", "ROUGH", "Compared", "Comparison", "compare", "crossing"]
+__all__ = ["CLOSE", "ROUGH", "Compared", "ComparedCache", "Comparison", "compare", "crossing"]
 
 _SAMPLED = 64  # number of rows whose distributions are compared
 _ROUNDS = 3
-_LARGEST_MASK = 1 << 30  # largest mask tensor for torch's SDPA, in bytes
 _LONGEST_NAME = 48
 _PATIENCE = 1.0  # if one exact product takes more seconds than this, longer inputs are not timed
 
@@ -46,6 +43,7 @@ def compare(
     mask: object = None,
     timed_lengths: Sequence[int] | None = None,
     quality: Callable[[Mechanism | Mask], float] | None = None,
+    caches: Sequence[LayerCache] = (),
 ) -> Comparison:
     """Compare mechanisms and masks with exact attention on your tensors: error, time, memory and, optionally, quality.
 
@@ -68,6 +66,8 @@ def compare(
         quality: a function that returns a number for a mechanism or mask, such as the accuracy of a model trained with
             it; `saccade.learning.quality_on` returns such a function. It is also called for exact attention. When None,
             quality is not measured.
+        caches: empty caches, such as ``[Int8Cache(), QuantizedCache(4)]``, that also get a row each: their size, and
+            the error of a causal text that is read from them, 64 tokens at a time. They stay empty.
 
     Raises:
         TypeError, ValueError: tensors whose shapes do not match, an object that is neither a mechanism nor a mask, or
@@ -93,22 +93,23 @@ def compare(
     if not isinstance(mechanisms, Sequence) or not all(isinstance(one, Mechanism | Mask) for one in mechanisms):
         hint = "[saccade.mechanisms.Performer(256), saccade.masks.sliding_window(256)]"
         raise type_error("mechanisms", "be a list of mechanisms and masks", repr(mechanisms)[:80], hint=hint)
-    given = tuple(_Masked(one) if isinstance(one, Mask) else one for one in mechanisms)
+    check_caches(caches)
+    given = tuple(Masked(one) if isinstance(one, Mask) else one for one in mechanisms)
     softmax = Softmax()
     exact = softmax(query, key, mask=mask)
     check_value(value, query, key, exact.dtype)
     if 0 in exact.shape:
         facts = [describe("query", query), describe("key", key)]
         raise value_error("tensors", "contain at least one query and one key", list(exact.shape), facts=facts)
-    case = _Case(query.detach(), key.detach(), value.detach(), mask)
+    case = Case(query.detach(), key.detach(), value.detach(), mask)
     rule = as_mask(mask, exact.shape)
     with torch.no_grad():
         expected = (exact @ value).to(widest_dtype(value.device))
-        sdpa_contender = _SDPA(rule)
+        sdpa_contender = TorchSDPA(rule)
         reasons = [one.reasons(rule) for one in given]
         supported = [one for one, why in zip(given, reasons, strict=True) if not why]
         sdpa_reasons = sdpa_contender.reasons(case)
-        contenders: list[Mechanism | _SDPA] = [softmax, *supported, *([] if sdpa_reasons else [sdpa_contender])]
+        contenders: list[Mechanism | TorchSDPA] = [softmax, *supported, *([] if sdpa_reasons else [sdpa_contender])]
         exact_times, *others = _timed(contenders, case, _lengths(timed_lengths, case, rule))
         times = iter(others)
         rows = tuple(
@@ -121,11 +122,12 @@ def compare(
         if not sdpa_reasons:
             sdpa = _compared(sdpa.name, sdpa_contender, case, exact, expected, exact_times, next(times))
         memory = _peak_bytes(lambda: softmax(query, key, mask=mask) @ value, query.device)
+        stored = tuple(compared_cache(one, case, rule, expected) for one in caches)
     qualities = [math.nan] * (len(rows) + 1) if quality is None else _qualities(quality, mechanisms, rows)
     rows = tuple(row._replace(quality=x) for row, x in zip(rows, qualities[1:], strict=True))
     seconds, lengths = exact_times[exact.shape[3]], tuple(sorted(exact_times))
     is_cuda = query.device.type == "cuda"
-    return Comparison(rows, exact.shape, seconds, memory, lengths, is_cuda, sdpa, qualities[0])
+    return Comparison(rows, exact.shape, seconds, memory, lengths, is_cuda, sdpa, qualities[0], stored)
 
 
 def _qualities(
@@ -138,116 +140,18 @@ def _qualities(
     ]
 
 
-class _Case(NamedTuple):
-    """The tensors and mask on which mechanisms are compared."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: object
-
-    def at(self, length: int) -> _Case:
-        """Return the case with a different number of keys. Tokens are cut off or repeated."""
-        q_len, kv_len = self.query.shape[2], self.key.shape[2]
-        if length == kv_len:
-            return self
-        q = torch.arange(max(1, length * q_len // kv_len), device=self.query.device) % q_len
-        kv = torch.arange(length, device=self.query.device) % kv_len
-        return _Case(self.query[:, :, q], self.key[:, :, kv], self.value[:, :, kv], self.mask)
-
-    def run(self, contender: Mechanism | _SDPA) -> Tensor:
-        if isinstance(contender, _SDPA):
-            return contender(self)
-        return contender(self.query, self.key, mask=self.mask) @ self.value
-
-
-class _Masked(Softmax):
-    """Exact attention under an additional mask. It represents this mask in a comparison."""
-
-    def __init__(self, rule: Mask):
-        super().__init__()
-        self.rule = rule
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> AttentionMatrix:
-        rule = self.rule
-        if mask is not None:
-            rule = as_mask(mask, (*query.shape[:3], key.shape[2])) & rule
-        return super().forward(query, key, mask=rule, q_positions=q_positions, kv_positions=kv_positions)
-
-
-class _SDPA:
-    """Torch's ``F.scaled_dot_product_attention`` in a comparison.
-
-    Unless torch has a flag for the mask, the mask is converted to a tensor before the product is timed.
-    """
-
-    def __init__(self, rule: Mask):
-        self.rule = rule
-        self._prepared: tuple[tuple[int, int], Tensor | None] | None = None
-
-    def reasons(self, case: _Case) -> tuple[str, ...]:
-        """Return the reasons why torch's SDPA cannot run on the tensors of a comparison."""
-        dtypes = {x.dtype for x in (case.query, case.key, case.value)}
-        if len(dtypes) > 1:
-            return (Message("it takes tensors of one dtype; got {dtypes}", dtypes=", ".join(sorted(map(str, dtypes)))),)
-        size = self._mask_bytes(case)
-        if size > _LARGEST_MASK:
-            return (Message("its mask would be a tensor of {size:.1f} GiB", size=size / 2**30),)
-        return ()
-
-    def __call__(self, case: _Case) -> Tensor:
-        mask = self.prepare(case)
-        is_grouped = case.query.shape[1] != case.key.shape[1]
-        is_causal = self._is_causal(case)
-        return F.scaled_dot_product_attention(
-            case.query, case.key, case.value, mask, is_causal=is_causal, enable_gqa=is_grouped
-        )
-
-    def prepare(self, case: _Case) -> Tensor | None:
-        """Return the mask as a tensor, or None if torch needs none. The tensor is cached until the length changes.
-
-        Raises:
-            ValueError: the tensor would be too large.
-        """
-        sizes = case.query.shape[2], case.key.shape[2]
-        if self._prepared is None or self._prepared[0] != sizes:
-            size = self._mask_bytes(case)
-            if size > _LARGEST_MASK:
-                raise value_error("mask", f"have a tensor of at most {_LARGEST_MASK} bytes", size)
-            self._prepared = None  # free the previous tensor first
-            self._prepared = sizes, self.rule.to_dense(*sizes).to(case.query.device) if size else None
-        return self._prepared[1]
-
-    def _mask_bytes(self, case: _Case) -> int:
-        """Return the size in bytes of the mask as a tensor, or 0 if torch needs none."""
-        if isinstance(standard_pattern(self.rule), Full) or self._is_causal(case):
-            return 0
-        return math.prod(self.rule.shape) * case.query.shape[2] * case.key.shape[2]
-
-    def _is_causal(self, case: _Case) -> bool:
-        return isinstance(standard_pattern(self.rule), Causal) and case.query.shape[2] == case.key.shape[2]
-
-
 def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
     """Return the class names of the compared mechanisms, with arguments if they are needed to distinguish them.
 
     A mask is named by its repr without argument names. Long names are shortened if they remain distinct.
     """
-    names = _mechanism_names([one for one in mechanisms if not isinstance(one, _Masked)])
-    rules = [one.rule for one in mechanisms if isinstance(one, _Masked)]
+    names = _mechanism_names([one for one in mechanisms if not isinstance(one, Masked)])
+    rules = [one.rule for one in mechanisms if isinstance(one, Masked)]
     texts = [re.sub(r"\b[a-z_]+=", "", repr(rule)).replace(", True, True)", ")") for rule in rules]
     cut = [text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 3]}..." for text in texts]
     short = [name if cut.count(name) == 1 else text for name, text in zip(cut, texts, strict=True)]
     plain, masked = iter(names), iter(short)
-    return [next(masked) if isinstance(one, _Masked) else next(plain) for one in mechanisms]
+    return [next(masked) if isinstance(one, Masked) else next(plain) for one in mechanisms]
 
 
 def _mechanism_names(mechanisms: Sequence[Mechanism]) -> list[str]:
@@ -262,8 +166,8 @@ def _mechanism_names(mechanisms: Sequence[Mechanism]) -> list[str]:
 
 def _compared(
     name: str,
-    contender: Mechanism | _SDPA,
-    case: _Case,
+    contender: Mechanism | TorchSDPA,
+    case: Case,
     exact: Matrix,
     expected: Tensor,
     exact_times: dict[int, float],
@@ -273,7 +177,7 @@ def _compared(
     size = expected.norm(dim=-1)
     errors = (case.run(contender).to(expected) - expected).norm(dim=-1) / size
     distances, mask_bytes = (math.nan, math.nan), 0
-    if isinstance(contender, _SDPA):  # torch's SDPA has no matrix to compare
+    if isinstance(contender, TorchSDPA):  # torch's SDPA has no matrix to compare
         mask = contender.prepare(case)
         mask_bytes = 0 if mask is None else mask.nbytes
     else:
@@ -281,7 +185,7 @@ def _compared(
     ratios = {length: exact_times[length] / seconds for length, seconds in times.items() if not math.isnan(seconds)}
     return Compared(
         name,
-        *_median_and_worst(errors[size > 0]),
+        *median_and_worst(errors[size > 0]),
         *distances,
         times[exact.shape[3]],
         _peak_bytes(lambda: case.run(contender), case.query.device) + mask_bytes,
@@ -296,11 +200,7 @@ def _distances(matrix: Matrix, exact: Matrix, expected: Tensor) -> tuple[float, 
     for index in torch.linspace(0, count - 1, min(_SAMPLED, count)).round().long():
         b, h, i = (int(x) for x in torch.unravel_index(index, exact.shape[:3]))
         distances.append((matrix[b, h, i].to(expected) - exact[b, h, i].to(expected)).abs().sum() / 2)
-    return _median_and_worst(torch.stack(distances))
-
-
-def _median_and_worst(x: Tensor) -> tuple[float, float]:
-    return (float(x.median()), float(x.max())) if x.numel() else (math.nan, math.nan)
+    return median_and_worst(torch.stack(distances))
 
 
 def crossing(ratios: dict[int, float]) -> int | None:
@@ -322,7 +222,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
     return since
 
 
-def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
+def _lengths(lengths: Sequence[int] | None, case: Case, rule: Mask) -> list[int]:
     """Return the numbers of keys at which mechanisms are timed, always including the actual number."""
     kv_len = case.key.shape[2]
     if lengths is None:
@@ -340,11 +240,11 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
     return sorted({max(1, n) for n in (*lengths, kv_len)})
 
 
-def _timed(mechanisms: Sequence[Mechanism | _SDPA], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
+def _timed(mechanisms: Sequence[Mechanism | TorchSDPA], case: Case, lengths: Sequence[int]) -> list[dict[int, float]]:
     """Time all mechanisms, exact attention first, and return seconds by length, with NaN at unsupported lengths."""
     kv_len = case.key.shape[2]
     results: list[dict[int, float]] = [{} for _ in mechanisms]
-    is_of_batch = [isinstance(one, _Masked) and one.rule.is_fact_of_batch for one in mechanisms]
+    is_of_batch = [isinstance(one, Masked) and one.rule.is_fact_of_batch for one in mechanisms]
     for length in lengths:
         if length > kv_len and max(results[0].values()) > _PATIENCE:
             break
@@ -363,10 +263,10 @@ def _timed(mechanisms: Sequence[Mechanism | _SDPA], case: _Case, lengths: Sequen
     return results
 
 
-def _seconds(mechanism: Mechanism | _SDPA, case: _Case, *, is_actual_length: bool) -> float:
+def _seconds(mechanism: Mechanism | TorchSDPA, case: Case, *, is_actual_length: bool) -> float:
     """Return the seconds that a mechanism's product takes, or NaN if the mechanism does not support the length."""
     try:
-        if isinstance(mechanism, _SDPA):
+        if isinstance(mechanism, TorchSDPA):
             mechanism.prepare(case)  # not timed
         _wait(case.query.device)
         start = time.perf_counter()

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from saccade.mechanisms.compared_caches import ComparedCache
 from saccade.support.columns import display_width, left_aligned, right_aligned
 from saccade.support.language import Message, joined, translated
 
@@ -72,6 +73,7 @@ class Comparison:
         sdpa: the row for torch's ``F.scaled_dot_product_attention`` with the same mask. Torch needs the mask as a
             tensor unless it is full or causal. The memory of this tensor is counted, but not the time to create it.
         exact_quality: the result of the ``quality`` function for exact attention; NaN if none was passed.
+        caches: one row for each cache that was passed; see `ComparedCache`.
     """
 
     rows: tuple[Compared, ...]
@@ -82,6 +84,7 @@ class Comparison:
     is_measured: bool
     sdpa: Compared | None = None
     exact_quality: float = math.nan
+    caches: tuple[ComparedCache, ...] = ()
 
     def __str__(self) -> str:
         memory = "memory (measured)" if self.is_measured else "memory (counted)"
@@ -94,17 +97,28 @@ class Comparison:
             lines.append([row.name, *map(_number, numbers), *costs, _number(row.quality)])
         if not self._has_quality:
             lines = [line[:-1] for line in lines]
-        widths = [max(display_width(line[i]) for line in lines) for i in range(len(lines[0]))]
-        table = [
-            "  ".join((right_aligned if i else left_aligned)(cell, width) for i, (cell, width) in enumerate(pairs))
-            for pairs in (list(zip(line, widths, strict=True)) for line in lines)
-        ]
+        table = _table(lines)
         sizes = dict(zip(("batch", "heads", "q_len", "kv_len"), self.shape, strict=True))
         first = "batch {batch}, {heads} heads, {q_len} queries, {kv_len} keys; errors relative to exact attention"
         verdicts = [*([] if self.sdpa is None or not self.sdpa.reasons else [self.sdpa]), *self.rows]
-        return "\n".join([translated(first, **sizes), *(line.rstrip() for line in table), *map(_verdict, verdicts)])
+        return "\n".join([translated(first, **sizes), *table, *map(_verdict, verdicts), *self._of_caches])
 
     __repr__ = __str__
+
+    @property
+    def _of_caches(self) -> list[str]:
+        """The lines of the caches: a table of errors beside sizes."""
+        if not self.caches:
+            return []
+        lines = [list(map(translated, ("", "error", "worst", "size", "of KVCache")))]
+        for row in self.caches:
+            share = "-" if row.reasons else f"{row.share:.0%}"
+            lines.append(
+                [row.name, _number(row.error_median), _number(row.error_worst), _size(row.stored_bytes), share]
+            )
+        refused = [row for row in self.caches if row.reasons]
+        reasons = [Message("{name}: refused: {reasons}", name=row.name, reasons=joined(row.reasons)) for row in refused]
+        return ["", *_table(lines), *map(translated, reasons)]
 
     @property
     def _has_quality(self) -> bool:
@@ -116,6 +130,15 @@ class Comparison:
         if row.faster_from is None:
             return translated("never up to {longest}", longest=row.timed_to)
         return f"{'<= ' if row.faster_from == self.lengths[0] else ''}{row.faster_from}"
+
+
+def _table(lines: list[list[str]]) -> list[str]:
+    """Return the lines of a table whose first column is aligned to the left."""
+    widths = [max(display_width(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return [
+        "  ".join((right_aligned if i else left_aligned)(cell, width) for i, (cell, width) in enumerate(pairs)).rstrip()
+        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+    ]
 
 
 def _verdict(row: Compared) -> str:

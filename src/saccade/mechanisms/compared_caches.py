@@ -1,0 +1,84 @@
+"""The size and error of caches that round keys and values, in compare()."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.caches import KVCache, LayerCache
+from saccade.masks import Mask
+from saccade.mechanisms.comparison_contenders import Case
+from saccade.mechanisms.softmax import Softmax
+from saccade.support.errors import UnsupportedError, type_error, value_error
+from saccade.support.language import Message
+
+_STEP = 64  # tokens of a call; more would read more keys before they are rounded
+
+
+class ComparedCache(NamedTuple):
+    """The result of reading a causal text from a cache, compared with exact attention.
+
+    Attributes:
+        name: class and settings of the cache.
+        error_median, error_worst: median and largest relative error of the output's rows.
+        stored_bytes: size of the cache after the text.
+        share: that size divided by the size of a `saccade.caches.KVCache`.
+        reasons: why the cache cannot read these tensors; the numbers are then NaN.
+    """
+
+    name: str
+    error_median: float = math.nan
+    error_worst: float = math.nan
+    stored_bytes: float = math.nan
+    share: float = math.nan
+    reasons: tuple[str, ...] = ()
+
+
+def check_caches(caches: object) -> None:
+    """Raise unless caches are a list of empty layer caches."""
+    hint = "[saccade.caches.Int8Cache(), saccade.caches.QuantizedCache(4)]"
+    if not isinstance(caches, Sequence) or not all(isinstance(one, LayerCache) for one in caches):
+        raise type_error("caches", "be a list of caches of one layer", repr(caches)[:80], hint=hint)
+    for one in caches:
+        if one.length:
+            raise value_error("caches", "be empty", f"{one.length} tokens", hint=hint)
+
+
+def compared_cache(cache: LayerCache, case: Case, rule: Mask, expected: Tensor) -> ComparedCache:
+    """Read a causal text from a copy of a cache, and return its size and error.
+
+    Args:
+        cache: an empty cache.
+        case: the tensors; queries and keys must belong to the same tokens.
+        rule: the mask.
+        expected: the output of exact attention.
+    """
+    settings = [str(getattr(cache, name)) for name in cache.settings if name != "max_len"]
+    name = f"{type(cache).__name__}({', '.join(settings)})"
+    if not rule.is_causal or case.query.shape[2] != case.key.shape[2]:
+        return ComparedCache(name, reasons=(Message("a cache reads a causal text whose queries all have a key"),))
+    try:
+        out, size = _read(cache.fork(), case, rule)
+    except UnsupportedError as error:
+        return ComparedCache(name, reasons=(str(error),))
+    _, whole = _read(KVCache(), case, rule)
+    norm = expected.norm(dim=-1)
+    errors = ((out.to(expected) - expected).norm(dim=-1) / norm)[norm > 0]
+    return ComparedCache(name, *median_and_worst(errors), size, size / whole)
+
+
+def _read(cache: LayerCache, case: Case, rule: Mask) -> tuple[Tensor, int]:
+    """Return the output of a text that passes through a cache, and the size of the cache after it."""
+    softmax, parts = Softmax(), []
+    for some in zip(*(x.split(_STEP, 2) for x in case[:3]), strict=True):
+        parts.append(cache.attend(softmax, *some, mask=rule))
+    return torch.cat(parts, 2), cache.nbytes
+
+
+def median_and_worst(x: Tensor) -> tuple[float, float]:
+    """Return the median and the largest of some numbers, or NaN for none."""
+    return (float(x.median()), float(x.max())) if x.numel() else (math.nan, math.nan)
