@@ -9,6 +9,7 @@ from saccade import masks, mechanisms
 from saccade.caches import HeavyHitterCache, Int8Cache, KVCache
 from saccade.engine.memory_accounting import counted
 from saccade.mechanisms import PaTH
+from saccade.mechanisms.forgetting import with_gates
 from saccade.mechanisms.path import with_reflections
 from saccade.support.errors import UnsupportedError
 
@@ -105,6 +106,24 @@ def test_packed_texts_are_texts_alone_and_padding_reflects_nothing() -> None:
     some = PaTH(WIDTH)(query[:, :, kept], keys[:, :, kept], mask=CAUSAL) @ value[:, :, kept]
     torch.testing.assert_close((A @ value)[:, :, kept], some, atol=1e-12, rtol=1e-10)
     assert not (A @ value)[:, :, ~kept].any()
+
+
+def test_gates_are_those_of_forgetting() -> None:
+    query, key, value, w, beta = draw(100)
+    gates = torch.randn(2, 4, 100, dtype=torch.float64) + 2.0
+    gates[:, :, 40] = -torch.inf
+    leaves = [x.requires_grad_() for x in (query, key, value, w, beta, gates)]
+    out = PaTH(WIDTH)(query, with_reflections(key, w, beta, gates), mask=CAUSAL) @ value
+    sums = F.logsigmoid(gates).clamp(min=-1e4).cumsum(2)
+    scores = definition(query, key, w, beta) + sums[..., None] - sums[:, :, None]
+    expected = scores.softmax(-1) @ value.repeat_interleave(2, 1)
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-10)
+    grad = torch.randn_like(out)
+    own, theirs = (torch.autograd.grad(y, leaves, grad) for y in (out, expected))
+    torch.testing.assert_close(own, theirs, atol=1e-10, rtol=1e-9)
+    still = PaTH(WIDTH)(query, with_reflections(key, w, torch.zeros_like(beta), gates), mask=CAUSAL) @ value
+    fading = mechanisms.Forgetting(WIDTH)(query, with_gates(key, gates), mask=CAUSAL) @ value
+    torch.testing.assert_close(still, fading)
 
 
 def test_strengths_of_zero_are_softmax() -> None:

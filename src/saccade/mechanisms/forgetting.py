@@ -121,8 +121,7 @@ class Forgetting(Approximate):
         )
         if 0 in shape or gates is None:
             return matrix_from_inputs(attention, self.impl)
-        logs = F.logsigmoid(gates.to(torch.float64)).clamp(min=_LEAST)
-        logs = logs.expand(-1, -1, -1, shape[1] // key.shape[1]).movedim(3, 2).flatten(1, 2)
+        logs = log_gates(gates, shape[1] // key.shape[1])
         hidden = _hidden_keys(inputs)
         logs = logs if hidden is None else logs.masked_fill(hidden[:, None], 0.0)
         term = DecayTerm(logs.cumsum(2)[:, :, None], last_keys(inputs), inputs.wide)
@@ -161,6 +160,17 @@ def with_gates(key: Tensor, gates: Tensor) -> Tensor:
     groups = gates.shape[1] // max(1, key.shape[1])
     channels = gates.unflatten(1, (key.shape[1], groups)).movedim(2, 3)
     return torch.cat([key, channels.to(key.dtype)], 3)
+
+
+def log_gates(gates: Tensor, groups: int) -> Tensor:
+    """Return the logarithms of gates, float64 ``[batch, heads, kv_len]``.
+
+    Args:
+        gates: the gates before their sigmoid, ``[batch, kv_heads, kv_len, 1 | groups]``.
+        groups: number of query heads of each key head.
+    """
+    logs = F.logsigmoid(gates.to(torch.float64)).clamp(min=_LEAST)
+    return logs.expand(-1, -1, -1, groups).movedim(3, 2).flatten(1, 2)
 
 
 def last_keys(inputs: Inputs) -> Tensor:

@@ -18,7 +18,7 @@ from saccade.matrix.uniform_matrix import UniformMatrix
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
 from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.features.mask_support import Visible
-from saccade.mechanisms.forgetting import Forgetting, last_keys
+from saccade.mechanisms.forgetting import Forgetting, last_keys, log_gates, with_gates
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, value_error
@@ -39,10 +39,11 @@ class PaTH(Approximate):
     The vectors w and the strengths β are the last channels of the keys, so that every cache stores, crops, copies and
     saves them together with the keys, and decoding equals the whole run. `with_reflections` creates such keys. The
     vectors should have length 1 and strengths be between 0 and 2, so that no product lengthens a key. Nothing is
-    normalised here.
+    normalised here. Forget gates, as in `Forgetting`, may follow as more channels (PaTH-FoX); their logarithms are
+    added to the scores.
 
     Args:
-        head_dim: width of the queries, and of the keys without w and β.
+        head_dim: width of the queries, and of the keys without w, β and gates.
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
@@ -90,18 +91,20 @@ class PaTH(Approximate):
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``, or as wide as the keys; other channels are not read.
-            key: ``[batch, kv_heads, kv_len, 2 * head_dim + 1]``, from `with_reflections`.
+            key: ``[batch, kv_heads, kv_len, 2 * head_dim + 1 + gates]``, from `with_reflections`: no gate, one for each
+                query head of a key head, or one that they share.
             mask: a causal mask. Keys that no query sees reflect nothing.
             q_positions, kv_positions: positions of the tokens, ascending; -1 for padding, which reflects nothing.
         """
         width = 2 * self.head_dim + 1
         facts = [describe("query", query), describe("key", key)]
-        if query.dim() != 4 or query.shape[3] not in (self.head_dim, width):
+        if query.dim() != 4 or key.dim() != 4 or query.shape[3] not in (self.head_dim, key.shape[3]):
             rule = f"have shape [batch, heads, q_len, {self.head_dim}]"
             raise value_error("query", rule, list(query.shape), facts=facts)
-        if key.dim() != 4 or key.shape[3] != width:
+        groups = max(1, query.shape[1] // max(1, key.shape[1]))
+        if key.shape[3] - width not in (0, 1, groups):
             hint = "mechanisms.path.with_reflections(key, w, beta) joins them"
-            rule = f"have shape [batch, kv_heads, kv_len, {width}]"
+            rule = f"have shape [batch, kv_heads, kv_len, {width}], or {groups} more channels for gates"
             raise value_error("key", rule, list(key.shape), hint=hint, facts=facts)
         query, key, rest = query[..., : self.head_dim], key[..., : self.head_dim], key[..., self.head_dim :]
         return self._matrix_of(self._inputs(query, key, mask, q_positions, kv_positions), rest)
@@ -115,20 +118,23 @@ class PaTH(Approximate):
         return f"{self.head_dim}, scale={self.scale}"
 
 
-def with_reflections(key: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+def with_reflections(key: Tensor, w: Tensor, beta: Tensor, gates: Tensor | None = None) -> Tensor:
     """Append the vectors and strengths of reflections to keys, in the form that `PaTH` requires.
 
     Args:
         key, w: ``[batch, kv_heads, kv_len, head_dim]``.
         beta: ``[batch, kv_heads, kv_len]``.
+        gates: forget gates before their sigmoid, ``[batch, heads, kv_len]``; None for no gates.
 
     Returns:
-        ``[batch, kv_heads, kv_len, 2 * head_dim + 1]``, in the dtype of the keys.
+        ``[batch, kv_heads, kv_len, 2 * head_dim + 1 + heads // kv_heads]``, or without the last, in the dtype of the
+        keys.
     """
     if w.shape != key.shape or beta.shape != key.shape[:3]:
         rule = f"have shapes {list(key.shape)} and {list(key.shape[:3])}"
         raise value_error("w and beta", rule, f"{list(w.shape)} and {list(beta.shape)}", facts=[describe("key", key)])
-    return torch.cat([key, w.to(key.dtype), beta[..., None].to(key.dtype)], 3)
+    joined = torch.cat([key, w.to(key.dtype), beta[..., None].to(key.dtype)], 3)
+    return joined if gates is None else with_gates(joined, gates)
 
 
 class _Chunks(NamedTuple):
@@ -151,7 +157,7 @@ class PaTHMatrix(LinearTimeMatrix):
 
     Args:
         inputs: the checked inputs.
-        rest: w and β, ``[batch, kv_heads, kv_len, head_dim + 1]``.
+        rest: w, β and perhaps gates, ``[batch, kv_heads, kv_len, head_dim + 1 + gates]``.
         scale: s.
     """
 
@@ -161,7 +167,8 @@ class PaTHMatrix(LinearTimeMatrix):
         query, key = inputs.query, inputs.key
         super().__init__(inputs.shape, key.shape[1], dtype=query.dtype, device=query.device)
         self.visible, self._last = Visible.of(inputs), last_keys(inputs)
-        bad = ~torch.cat([key, rest], 3).detach().isfinite().all(-1)
+        rest, gates = rest.split([key.shape[3] + 1, rest.shape[3] - key.shape[3] - 1], 3)
+        bad = ~torch.cat([key, rest], 3).detach().isfinite().all(-1) | gates.detach().isnan().any(-1)
         self._bad_keys = bad if not is_readable(bad) or bool(bad.any()) else None
         self._bad_rows = ~query.detach().isfinite().all(-1)
         key, rest = (x.masked_fill(bad[..., None], 0.0).to(inputs.wide) for x in (key, rest))
@@ -171,6 +178,11 @@ class PaTHMatrix(LinearTimeMatrix):
             beta = beta.masked_fill(self.visible.hidden_keys[:, None, :, None], 0.0)
         with without_autocast(self.device):
             self._chunks = _chunks_of(key, rest[..., :-1], beta)
+        self._sums: Tensor | None = None
+        if gates.shape[3]:
+            logs = log_gates(gates.masked_fill(bad[..., None], math.inf), inputs.shape[1] // max(1, key.shape[1]))
+            hidden = self.visible.hidden_keys
+            self._sums = (logs if hidden is None else logs.masked_fill(hidden[:, None], 0.0)).cumsum(2)
 
     def uniform(self) -> Matrix:
         return UniformMatrix(self, self.visible.in_block)
@@ -178,7 +190,7 @@ class PaTHMatrix(LinearTimeMatrix):
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         for items, heads, span in self._parts(batch, head, rows):
             allowed = self._allowed(items, span)
-            weights = self._weights(items, heads, span, allowed, self._query, self._chunks)
+            weights = self._weights(items, heads, span, allowed)
             weights = weights.masked_fill(self._nan_rows(items, heads, span, allowed)[..., None], math.nan)
             yield Block(items, heads, span, (range(self.shape[3]),), weights)
 
@@ -187,9 +199,9 @@ class PaTHMatrix(LinearTimeMatrix):
         bad = None if is_surely_finite(wide) else ~wide.detach().isfinite()
         clean = wide if bad is None else wide.masked_fill(bad, 0.0)
 
-        def multiply(rows: range, query: Tensor, chunks: _Chunks, value: Tensor) -> Tensor:
+        def multiply(rows: range, value: Tensor) -> Tensor:
             allowed = self._allowed(everything[0], rows)
-            out = product(self._weights(*everything, rows, allowed, query, chunks), value)
+            out = product(self._weights(*everything, rows, allowed), value)
             out = out.masked_fill(self._nan_rows(*everything, rows, allowed)[..., None], math.nan)
             if bad is None:
                 return out
@@ -199,11 +211,10 @@ class PaTHMatrix(LinearTimeMatrix):
         everything = slice(0, batch), slice(0, heads)
         parts = []
         for _, _, rows in self._parts():
-            inputs = (rows, self._query, self._chunks, clean)
             if torch.is_grad_enabled() and not is_transformed() and not torch.compiler.is_compiling():
-                parts.append(checkpoint(multiply, *inputs, use_reentrant=False))
+                parts.append(checkpoint(multiply, rows, clean, use_reentrant=False))
             else:
-                parts.append(multiply(*inputs))
+                parts.append(multiply(rows, clean))
         if parts:
             return torch.cat(parts, 2)
         nothing = sum(x.sum() for x in (self._query, self._chunks.key, self._chunks.passed_w, clean))
@@ -227,16 +238,18 @@ class PaTHMatrix(LinearTimeMatrix):
         whole = self.visible.allowed(items, range(rows[0], rows[-1] + 1), range(self.shape[3]))
         return whole[:, :, :: rows.step]
 
-    def _weights(
-        self, items: slice, heads: slice, rows: range, allowed: Tensor, query: Tensor, chunks: _Chunks
-    ) -> Tensor:
+    def _weights(self, items: slice, heads: slice, rows: range, allowed: Tensor) -> Tensor:
         """Return the weights of some rows, ``[batch, heads, rows, kv_len]``, as if all inputs were finite."""
         span, of_keys = slice(rows[0], rows[-1] + 1, rows.step), groups_of(heads, self.shape[1], self.kv_heads)
         last = (self._last if len(self._last) == 1 else self._last[items])[:, span]
         groups = (heads.stop - heads.start) // (of_keys.stop - of_keys.start)
-        parts = _Chunks(*(x[items, of_keys].repeat_interleave(groups, 1) for x in chunks))
+        parts = _Chunks(*(x[items, of_keys].repeat_interleave(groups, 1) for x in self._chunks))
         with without_autocast(self.device):
-            scores = _scores(query[items, heads, span], parts, last[:, None, :, None])[..., : self.shape[3]]
+            scores = _scores(self._query[items, heads, span], parts, last[:, None, :, None])[..., : self.shape[3]]
+        if self._sums is not None:
+            sums = self._sums[items, heads]
+            of_rows = sums.gather(2, last[:, None].expand(len(sums), sums.shape[1], -1))
+            scores = scores + (of_rows[..., None] - sums[:, :, None]).to(scores.dtype)
         scores = scores.masked_fill(~allowed, -torch.inf)
         empty = ~allowed.any(-1, keepdim=True)
         return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(~allowed, 0.0)
