@@ -139,14 +139,19 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
     first = 0 if rows is None else length - rows
     queries = []
     solve: Callable[..., tuple[Tensor, Tensor]] = _solve_chunk
+    is_recorded = torch.is_grad_enabled() or is_transformed() or torch.compiler.is_compiling()
     if torch.is_grad_enabled() and not is_transformed() and not torch.compiler.is_compiling():
         solve = partial(checkpoint, _solve_chunk, use_reentrant=False)
+    out = rule.query if is_recorded else torch.empty_like(rule.query)  # parts on the heap would tear it to pieces
     for start in range(0, length if lines else 0, CHUNK):
         part = rule.of(slice(None), slice(start, start + CHUNK))
         query, state = solve(part, state, segment, start + CHUNK > first)
         segment = None if part.segments is None else part.segments[:, -1]
-        queries.append(query)
-    return rule._replace(query=torch.cat(queries, 1) if queries else rule.query, ridge=None), state
+        if is_recorded:
+            queries.append(query)
+        else:
+            out[:, start : start + CHUNK] = query
+    return rule._replace(query=torch.cat(queries, 1) if queries else out, ridge=None), state
 
 
 def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: bool) -> tuple[Tensor, Tensor]:
@@ -167,6 +172,6 @@ def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: boo
     own = (weights @ (key[..., None] * key[:, :, None]).flatten(2)).unflatten(2, key.shape[2:] * 2)
     own = own + carried.exp().to(key.dtype)[..., None, None] * state[:, None]
     if not is_read:
-        return torch.zeros_like(query), own[:, -1]
+        return torch.zeros_like(query), own[:, -1].clone()
     factor = torch.linalg.cholesky(own + torch.diag_embed(rule.ridge))
-    return torch.cholesky_solve(query[..., None], factor)[..., 0], own[:, -1]
+    return torch.cholesky_solve(query[..., None], factor)[..., 0], own[:, -1].clone()
