@@ -1,7 +1,9 @@
 """Training steps of a layer in the style of minGPT or ViT, with its own and with replaced attention: time and memory.
 
 Run `python -m benchmarks.fusion [rounds] [tokens of minGPT] [tokens of ViT]`. Each measurement is a process of its own,
-and sides alternate; outputs and gradients of exact attention are compared first.
+and sides alternate; outputs and gradients of exact attention are compared first. The side "rest" has no attention. With
+the speed of `torch.mm` it gives a bound: no exact attention in linear memory makes the step faster, because it has
+seven products of queries and keys with vectors of a head, two in the forward and five in the backward pass.
 """
 
 from __future__ import annotations
@@ -57,6 +59,18 @@ class Patches(nn.Module):
         return self.proj((attn @ v).transpose(1, 2).reshape(B, N, C))
 
 
+class NoAttention(nn.Module):
+    """The projections of attention, without attention."""
+
+    def __init__(self, tokens: int):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, 2)
+        return self.proj(q + k + v)
+
+
 class Block(nn.Module):
     """A pre-norm block of attention and a perceptron."""
 
@@ -72,14 +86,15 @@ class Block(nn.Module):
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {"minGPT": Causal, "ViT": Patches}
 WINDOWS: dict[str, Mask] = {"minGPT": Window(256, 0), "ViT": Window(128, 128)}
-SIDES = ("own", "exact", "window")
+SIDES = ("own", "exact", "window", "rest")
+_PRODUCTS = 7  # of exact attention, in both passes
 
 
 def model_of(kind: str, side: str, tokens: int) -> tuple[Block, Tensor]:
     """Return a block with random weights on one side, and its input."""
     torch.manual_seed(0)
-    block, x = Block(MODELS[kind], tokens), torch.randn(1, tokens, WIDTH)
-    if side != "own":
+    block, x = Block(NoAttention if side == "rest" else MODELS[kind], tokens), torch.randn(1, tokens, WIDTH)
+    if side in ("exact", "window"):
         sc.replace_attention(block, mask=WINDOWS[kind] if side == "window" else None)
     return block, x
 
@@ -111,6 +126,23 @@ def measure(kind: str, side: str, tokens: int) -> None:
     print(min(seconds), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
+def matmul_flops(kind: str, tokens: int) -> int:
+    """Return the floating-point operations of the matrix products in exact attention, forward and backward."""
+    pairs = tokens * (tokens + 1) // 2 if kind == "minGPT" else tokens**2
+    return 2 * _PRODUCTS * pairs * WIDTH
+
+
+def matmul_speed() -> float:
+    """Return the floating-point operations per CPU second of the fastest of some products of large matrices."""
+    torch.set_num_threads(1)
+    a, seconds = torch.randn(1024, 1024), []
+    for _ in range(20):
+        start = time.process_time()
+        a @ a
+        seconds.append(time.process_time() - start)
+    return 2 * 1024**3 / min(seconds)
+
+
 def main(rounds: int = 3, *tokens: int) -> None:
     """Print a table of the best of some rounds for each model."""
     for kind, n in TOKENS.items() if not tokens else zip(TOKENS, tokens, strict=True):
@@ -123,9 +155,12 @@ def main(rounds: int = 3, *tokens: int) -> None:
                 results[side].append((float(seconds), float(megabytes)))
         best = {side: (min(s for s, _ in runs), min(m for _, m in runs)) for side, runs in results.items()}
         print(f"{kind}, {n:,} tokens: a training step of one block, {WIDTH} wide, {HEADS} heads")
+        speed = matmul_speed()
+        bound = best["own"][0] / (best["rest"][0] + matmul_flops(kind, n) / speed)
         for side, (seconds, megabytes) in best.items():
             ratios = f"{best['own'][0] / seconds:5.1f} times as fast, {megabytes / best['own'][1]:.2f} of the memory"
             print(f"{side:7} {seconds:8.3f} s CPU {megabytes:8.0f} MB {ratios}")
+        print(f"bound   {bound:.1f} times, if exact attention ran at the {speed / 1e9:.0f} GFLOP/s of torch.mm")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,17 @@ class Torch(nn.MultiheadAttention):
         return super().forward(x, x, x, need_weights=False)[0]
 
 
+class Around(nn.Module):
+    """A module around torch's layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.self_attn = nn.MultiheadAttention(D, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.self_attn(x, x, x, need_weights=False)[0]
+
+
 class LowRank(nn.Module):
     """A linear layer with a low-rank update beside it, as peft puts in its place."""
 
@@ -47,6 +58,48 @@ class LowRank(nn.Module):
 
     def forward(self, x):
         return self.base(x) + self.up(self.down(x))
+
+
+class OnProjection(nn.Module):
+    """An adapter on a linear layer that exposes the layer's weight and bias, as those of peft do."""
+
+    def __init__(self, base, rank=2):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down, self.up = nn.Linear(D, rank, bias=False), nn.Linear(rank, D, bias=False)
+        self.merged = self.disable_adapters = False
+
+    weight = property(lambda self: self.base.weight)
+    bias = property(lambda self: self.base.bias)
+
+    def forward(self, x):
+        out = self.base(x)
+        return out if self.merged or self.disable_adapters else out + self.up(self.down(x))
+
+
+class WholeAttention(nn.Module):
+    """An adapter on ``nn.MultiheadAttention`` that merges its updates into the weights for each call, as peft does."""
+
+    def __init__(self, base, rank=2):
+        super().__init__()
+        self.base, base.out_proj = base.requires_grad_(False), OnProjection(base.out_proj)
+        self.down, self.up = nn.Linear(D, rank, bias=False), nn.Linear(rank, 3 * D, bias=False)
+
+    def forward(self, *args, **kwargs):
+        projection = self.base.out_proj
+        layers = [(self.base, "in_proj_weight", self), (projection.base, "weight", projection)]
+        weights = [getattr(holder, name) for holder, name, _ in layers]
+        for (holder, name, adapter), weight in zip(layers, weights, strict=True):
+            delattr(holder, name)
+            setattr(holder, name, weight.detach() + adapter.up.weight @ adapter.down.weight)
+        projection.merged = True
+        try:
+            return self.base(*args, **kwargs)
+        finally:
+            projection.merged = False
+            for (holder, name, _), weight in zip(layers, weights, strict=True):
+                delattr(holder, name)
+                holder.register_parameter(name, weight)
 
 
 def model():
@@ -100,6 +153,35 @@ def test_adapters_that_are_added_after_the_replacement():
         torch.manual_seed(1)
         some[0].attn.q = LowRank(some[0].attn.q).double()
     assert largest_difference(trained(other, other), trained(one, one)) < 1e-12
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_adapter_of_the_whole_attention(is_first):
+    torch.manual_seed(0)
+    one = Block(Around()).double()
+    other = copy.deepcopy(one) if is_first else replaced(one)
+    for some in (one, other):
+        torch.manual_seed(1)
+        some.attn.self_attn = WholeAttention(some.attn.self_attn).double()
+    if is_first:
+        sc.replace_attention(other, cross_attention=[])
+    assert "TorchAttention" in str(other)
+    before = other.attn.self_attn.up.weight.clone()
+    assert largest_difference(trained(other, other), trained(one, one)) < 1e-12
+    assert not torch.equal(other.attn.self_attn.up.weight, before)
+
+
+def test_an_adapter_that_torch_ignores_is_refused():
+    one = Block(Around()).double()
+    other = replaced(one)
+    for some in (one, other):
+        some.attn.self_attn.out_proj = OnProjection(some.attn.self_attn.out_proj).double()
+    one(inputs()).sum().backward()
+    assert one.attn.self_attn.out_proj.up.weight.grad is None
+    with pytest.raises(sc.UnsupportedError, match="reads the weight of out_proj without calling it"):
+        other(inputs())
+    other.attn.self_attn.out_proj.disable_adapters = True
+    torch.testing.assert_close(other(inputs()), one(inputs()))
 
 
 def test_checkpointed_blocks():

@@ -248,6 +248,39 @@ def test_frozen_patterns_in_steps_with_a_cache(name):
     torch.testing.assert_close(torch.cat([first.logits, *rest], 1), whole, atol=1e-5, rtol=1e-5)
 
 
+GENERATED = {
+    "ablated": lambda edit, layer, heads: edit.ablate(layer, 1),
+    "cut": lambda edit, layer, heads: edit.mask(layer, 1, masks.Window(3, 0)),
+    "patched": lambda edit, layer, heads: edit.pattern(
+        layer, 1, dense(masks.Causal().to_dense(13) / torch.arange(1.0, 14)[:, None].expand(1, heads, 13, 1))
+    ),
+}
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("kind", GENERATED)
+@pytest.mark.parametrize("name", MODELS)
+def test_an_edited_generation_is_recorded_as_one_run(name, kind, cache):
+    build, layer, _, heads = MODELS[name]
+    model, ids = build(), torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))
+    forwards = []
+    model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    torch.manual_seed(4)
+    with sc.intervene(model) as edit:
+        GENERATED[kind](edit, layer, heads)
+        with sc.record(model, keep=("qk", "statistics")) as recording, sc.record(model, heads=[1], keep="qk") as head:
+            texts = model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False, cache_implementation=cache)
+        assert len(forwards) == 5
+        with sc.record(model, keep=("qk", "statistics")) as whole:
+            model(texts[:, :-1])
+    for each in recording:
+        assert len(recording.runs(each)) == len(head.runs(each)) == 1
+        expected = whole[each].matrix.to_dense()
+        torch.testing.assert_close(recording[each].matrix.to_dense()[..., :13], expected)
+        torch.testing.assert_close(head[each].matrix.to_dense()[..., :13], expected[:, 1:2])
+        torch.testing.assert_close(recording[each].statistics["entropy"], whole[each].statistics["entropy"])
+
+
 @pytest.mark.parametrize("style", ALL)
 def test_gradients_pass_through_edits(style):
     model, x = model_of(style), inputs().requires_grad_()

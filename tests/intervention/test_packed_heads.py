@@ -70,11 +70,12 @@ def test_a_mask_and_a_recording_have_all_heads_and_one_query_in_each_step():
         edit.mask("*.1.self_attn", HEAD, masks.Window(2, 0))
         with sc.record(model, keep="qk") as recording:
             scores(model)
-    steps = [run.matrix.to_dense() for run in recording.runs("model.layers.1.self_attn")][1:]
-    assert [step.shape for step in steps] == [(2, 4, 1, 8 + step) for step in range(STEPS - 1)]
-    for step in steps:
-        assert torch.all(step[:, HEAD, :, :-3] == 0)
-        assert torch.all(step[1, HEAD + 1] > 0)
+    (run,) = recording.runs("model.layers.1.self_attn")
+    assert [call.shape for call in run.calls[1:]] == [(2, 4, 1, 8 + step) for step in range(STEPS - 1)]
+    rows, allowed = run.matrix.to_dense()[:, :, 7:], masks.Causal().to_dense(7 + STEPS - 1)[0, 0, 7:]
+    assert torch.all(rows[:, HEAD, :, :5] == 0)
+    assert torch.all((rows[:, HEAD] > 0) == (masks.Window(2, 0).to_dense(7 + STEPS - 1)[0, 0, 7:]))
+    assert torch.all((rows[1, HEAD + 1] > 0) == allowed)
 
 
 def test_calls_that_are_replaced_read_a_window_in_each_step():

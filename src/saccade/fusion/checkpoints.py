@@ -1,23 +1,28 @@
-"""Make the backward pass fuse attention when it recomputes checkpointed layers, as the forward pass did."""
+"""Make the backward pass enter a context when it recomputes checkpointed layers, as the forward pass did."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 Context = Callable[[], AbstractContextManager[Any]]
 
 
 def enter_when_recomputed(context: Context) -> bool:
-    """Make the running checkpoint enter a context when it is recomputed; return False if this is impossible.
+    """Make the running checkpoints enter a context when they are recomputed; return False if this is impossible.
 
-    `torch.utils.checkpoint` stores the checkpointed function in an object that its saved-tensor hook refers to.
+    `torch.utils.checkpoint` stores the checkpointed function in an object that its saved-tensor hook refers to; if it
+    is reentrant, in the ``ctx`` of its autograd function.
     """
-    pack = top_hook()
+    for reentrant in _reentrant_checkpoints():
+        reentrant.run_function = _within(context, reentrant.run_function)
+    pack = _top_hook()
     name = getattr(pack, "__qualname__", "")
     if pack is None or name.startswith("_recomputation_hook."):
         return True
@@ -28,18 +33,34 @@ def enter_when_recomputed(context: Context) -> bool:
     run = getattr(frame, "recompute_fn", None)
     if frame is None or run is None:
         return False
-    if context not in getattr(run, "_contexts", ()):
-        frame.recompute_fn = _within(context, run)
+    frame.recompute_fn = _within(context, run)
     return True
 
 
-def top_hook() -> Any:
-    """Return the innermost saved-tensor hook, such as a checkpoint's; None if there is none."""
+def running_checkpoint() -> int:
+    """Return a number that identifies the innermost running checkpoint, or hook for saved tensors."""
+    return id(next(_reentrant_checkpoints(), None) or _top_hook())
+
+
+def _reentrant_checkpoints() -> Iterator[Any]:
+    """Yield the ``ctx`` of each running reentrant checkpoint, innermost first; these run without gradients."""
+    frame: Any = None if torch.is_grad_enabled() else sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            yield frame.f_locals["ctx"]
+        frame = frame.f_back
+
+
+def _top_hook() -> Any:
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else hooks[0]
 
 
 def _within(context: Context, run: Any) -> Any:
+    """Return a function that runs ``run`` within a context, or ``run`` itself if it enters the context already."""
+    if context in getattr(run, "_contexts", ()):
+        return run
+
     @functools.wraps(run)
     def recompute(*args: Any) -> Any:
         with context():

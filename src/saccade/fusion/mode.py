@@ -7,7 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -121,10 +121,14 @@ class FuseAttention(TorchFunctionMode):
         is_on = self in torch.overrides._get_current_function_mode_stack()
         self._thread.recomputed += 1
         try:
-            with nullcontext() if is_on else self:
+            with nullcontext() if is_on else self._entered():
                 yield
         finally:
             self._thread.recomputed -= 1
+
+    def _entered(self) -> AbstractContextManager[Any]:
+        """Return the context that activates the mode."""
+        return self
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a torch call whose arguments contain no lazy tensors, and track softmax results and repeated heads."""

@@ -42,7 +42,7 @@ class CallOutput(NamedTuple):
         if self.dropout_p:
             return refuse("dropout was applied to its weights; use model.eval() or a dropout of 0")
         if not self.out.requires_grad:
-            return refuse("its output requires no gradient")
+            return refuse("its output requires no gradient, as in a reentrant checkpoint or under torch.no_grad()")
         value = self.value().detach().clone()  # a cache may write into it before the backward pass
 
         def on_gradient(grad: Tensor) -> None:
@@ -70,7 +70,7 @@ class DenseWeights(NamedTuple):
         The backward pass calls ``receive`` with it. If it is unavailable, ``refuse`` is called at once with the reason.
         """
         if not self.weights.requires_grad:
-            return refuse("its weights require no gradient")
+            return refuse("its weights require no gradient, as in a reentrant checkpoint or under torch.no_grad()")
 
         def on_gradient(grad: Tensor) -> None:
             with torch.no_grad():

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.engine.inputs import AttentionInputs
-from saccade.fusion.mode import FuseAttention
 from saccade.fusion.observe import ObserveAttention
 from saccade.fusion.recovered_call import AttentionCall, Output
 from saccade.integrations import redirect_mode
@@ -33,7 +32,7 @@ from saccade.integrations.capture_context import (
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.integrations.mha_function import function_matrix, function_output
 from saccade.integrations.other_packages import VisibleFunction, visible_functions
-from saccade.integrations.redirect_mode import RedirectMode, is_engine
+from saccade.integrations.redirect_mode import beneath_redirection, is_engine
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output
 from saccade.matrix import DenseMatrix, Impl, matrix_from_inputs
@@ -158,27 +157,8 @@ def capture_code_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterato
     is_on = any(isinstance(mode, CaptureMode) for mode in torch.overrides._get_current_function_mode_stack())
     kind = type(module).__name__
     callers = [_Caller(listener, kind) for listener in listeners]
-    with _running.within(*callers), nullcontext() if is_on else _beneath_redirection(CaptureMode()):
+    with _running.within(*callers), nullcontext() if is_on else beneath_redirection(CaptureMode()):
         yield
-
-
-@contextmanager
-def _beneath_redirection(mode: CaptureMode) -> Iterator[None]:
-    """Activate a mode beneath the redirecting modes, so that it observes only calls that they do not redirect."""
-    stack = torch.overrides._get_current_function_mode_stack()
-    above = [*itertools.takewhile(lambda other: isinstance(other, RedirectMode), reversed(stack))]
-    for other in above:
-        super(FuseAttention, other).__exit__(None, None, None)
-    with mode:
-        for other in reversed(above):
-            other.__enter__()
-        try:
-            yield
-        finally:
-            for other in above:
-                super(FuseAttention, other).__exit__(None, None, None)
-    for other in reversed(above):
-        other.__enter__()
 
 
 def _emit(make: Any, output: AnyOutput | None = None) -> None:
@@ -195,7 +175,7 @@ def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) ->
 
 def _capture_redirected(capture: Capture, redirected: Redirected, call: Call) -> None:
     """Capture an attention call in a module's own code that `saccade.replace_attention` has computed."""
-    output = CallOutput(redirected.out, lambda grad: grad, lambda: call.value, call.dropout_p)
+    output = CallOutput(redirected.out, lambda grad: grad, lambda: redirected.value, call.dropout_p)
     emit_all([(listener, lambda: redirected.matrix) for listener in _listeners(capture)], output)
 
 

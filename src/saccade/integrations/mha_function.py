@@ -81,10 +81,11 @@ def run_mha_function(
         pattern = Full() if pattern is None else with_added_keys(pattern, q_len, kv_len, k.shape[2] - kv_len)
         return AttentionMatrix(q, k, both(pattern, rule), bias=bias)
 
-    redirected = attend(Call(make, v, q_len, float(call.dropout_p) if call.training else 0.0))
+    dropout_p = float(call.dropout_p) if call.training else 0.0
+    redirected = attend(Call(make, v, q_len, dropout_p, returns_weights=call.need_weights))
     if redirected is None:
         return None
-    out, matrix = redirected
+    out, matrix, _ = redirected
     out = F.linear(out.transpose(1, 2).flatten(2), call.out_proj_weight, call.out_proj_bias)
     out = out[0] if is_single else out.transpose(0, 1)
     if not call.need_weights:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from saccade.fusion.arguments import tensors_in
-from saccade.fusion.checkpoints import Context, enter_when_recomputed, top_hook
+from saccade.fusion.checkpoints import Context, enter_when_recomputed, running_checkpoint
 from saccade.fusion.lazy import LazyTensor, materialised
 from saccade.fusion.mode import FuseAttention, in_backward, is_eager
 from saccade.fusion.recovered_call import AttentionCall
@@ -24,7 +26,7 @@ from saccade.integrations.mha_function import run_mha_function, unsupported_func
 from saccade.integrations.other_packages import VisibleFunction
 from saccade.integrations.packed_heads import is_packed, run_packed
 from saccade.integrations.redirected_call import Call, Redirected
-from saccade.integrations.sdpa_matrix import run_sdpa, unsupported_sdpa
+from saccade.integrations.sdpa_matrix import run_sdpa, sdpa_arguments, unsupported_sdpa
 from saccade.support.errors import unsupported
 
 CALLED_AS = "replace_attention"  # the name in error messages
@@ -38,8 +40,7 @@ class Site:
         name: the module's name in the model.
         module: the module.
         args, kwargs: the arguments of its forward call.
-        checkpoint: the hook of the innermost `torch.utils.checkpoint` around the module; None if there is none.
-        context: the context in which checkpoints inside the module are recomputed; None until it is needed.
+        checkpoint: identifies the innermost checkpoint around the module; see `running_checkpoint`.
         outer: the enclosing running module with the same handler; None for the outermost.
         calls: number of attention calls so far, if the handler counts them.
     """
@@ -48,14 +49,20 @@ class Site:
     module: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    checkpoint: Any = None
-    context: Context | None = None
+    checkpoint: int = 0
     outer: Site | None = None
     calls: int = 0
 
 
 class Handler(Protocol):
-    """An object that computes a model's attention calls, or leaves them to the model's own code."""
+    """An object that computes a model's attention calls, or leaves them to the model's own code.
+
+    Attributes:
+        rank: of several handlers, the one with the largest rank receives a call first.
+    """
+
+    @property
+    def rank(self) -> float: ...
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
         """Compute a running module's attention call, or return None to leave it to the module's own code."""
@@ -118,17 +125,18 @@ class RedirectMode(FuseAttention):
     def recompute_context(self) -> Context:
         """Return the context in which to recompute a checkpoint: this mode, within the module that ran it."""
         site = self._site()
-        if site is None or site.checkpoint is top_hook():
+        if site is None or site.checkpoint == running_checkpoint():
             return self._recomputed
-        if site.context is None:
-            site.context = functools.partial(_within, self._recomputed, self.handler, site)
-        return site.context
+        return _WithinModule(self._recomputed, self.handler, site, site.calls)
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Activate the mode within the block, even if a backward pass is recomputing a checkpointed module."""
-        with self._recomputed() if in_backward() else self:
+        with self._recomputed() if in_backward() else self._entered():
             yield
+
+    def _entered(self) -> AbstractContextManager[Any]:
+        return beneath_redirection(self, lambda other: other.handler.rank > self.handler.rank)
 
     def _run_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Let the handler compute a call to an attention function; return None if the model must run it."""
@@ -146,6 +154,7 @@ class RedirectMode(FuseAttention):
             reason = reason_against(args, kwargs)
             if func is F.scaled_dot_product_attention and not reason:
                 inputs = list(tensors_in((site.args, site.kwargs)))
+                args, kwargs = self._with_shared_heads(args, kwargs)
                 run_call = run_packed if is_packed(inputs, site.module, args, kwargs) else run_call
             run = functools.partial(run_call, args, kwargs)
         if reason:
@@ -157,6 +166,20 @@ class RedirectMode(FuseAttention):
 
         return run(functools.partial(self._attend, site))
 
+    def _with_shared_heads(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of an SDPA call with each key head once, if the model has repeated them for queries."""
+        arguments = sdpa_arguments(args, kwargs)
+        found = {self._repeats.find(arguments[name]) for name in ("key", "value")}
+        repeated = found.pop() if len(found) == 1 else None
+        axis = arguments["key"].dim() - 3
+        if repeated is None or repeated.axis != axis or arguments["query"].shape[:-2] != arguments["key"].shape[:-2]:
+            return args, kwargs
+        once = {
+            name: arguments[name].unflatten(axis, (-1, repeated.copies)).select(axis + 1, 0)
+            for name in ("key", "value")
+        }
+        return (), arguments | once | {"enable_gqa": True}
+
     def _run_call(self, call: AttentionCall) -> Tensor | None:
         site = self._site()
         if site is None:
@@ -165,11 +188,10 @@ class RedirectMode(FuseAttention):
         return None if redirected is None else redirected.out
 
     def _attend(self, site: Site, call: Call) -> Redirected | None:
-        _check_checkpoint(site)
         with torch._C.DisableTorchFunction():
             redirected = self.handler.attend(site, call)
         if redirected is not None:
-            report_product(redirected.matrix, call.value, redirected.out, call.dropout_p)
+            report_product(redirected.matrix, redirected.value, redirected.out, call.dropout_p)
             for observe in OBSERVERS:
                 observe(redirected, call)
         return redirected
@@ -196,7 +218,7 @@ _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Callable[..., str]]] = {
 
 def run_redirected(handler: Handler, site: Site, forward: Callable[..., Any]) -> Any:
     """Run a module's ``forward`` and pass the attention calls in its own code to a handler."""
-    site.checkpoint = top_hook()
+    site.checkpoint = running_checkpoint()
     site.outer = next((entry.site for entry in reversed(_running.stack) if entry.handler is handler), None)
     with _running.within(_Running(handler, site)):
         modes = torch.overrides._get_current_function_mode_stack()
@@ -208,9 +230,43 @@ def run_redirected(handler: Handler, site: Site, forward: Callable[..., Any]) ->
     return out
 
 
+@dataclass(frozen=True)
+class _WithinModule:
+    """The context in which checkpoints inside a module are recomputed.
+
+    Attributes:
+        recomputed: activates the mode.
+        handler: computes the calls.
+        site: the module's run.
+        calls: number of the module's attention calls before the checkpoint.
+    """
+
+    recomputed: Context
+    handler: Handler
+    site: Site
+    calls: int = field(compare=False)  # the first call in a checkpoint counts
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with _running.within(_Running(self.handler, replace(self.site, calls=self.calls))), self.recomputed():
+            yield
+
+
 @contextmanager
-def _within(recomputed: Context, handler: Handler, site: Site) -> Iterator[None]:
-    with _running.within(_Running(handler, site)), recomputed():
+def beneath_redirection(
+    mode: TorchFunctionMode, is_above: Callable[[RedirectMode], bool] = lambda other: True
+) -> Iterator[None]:
+    """Activate a mode beneath the topmost redirecting modes, so that it receives only calls they do not redirect."""
+    active = reversed(torch.overrides._get_current_function_mode_stack())
+    above = [*itertools.takewhile(lambda other: isinstance(other, RedirectMode) and is_above(other), active)]
+    with ExitStack() as stack:
+        for other in above:
+            super(FuseAttention, other).__exit__(None, None, None)
+            stack.callback(other.__enter__)
+        stack.enter_context(mode)
+        for other in reversed(above):
+            other.__enter__()
+            stack.callback(super(FuseAttention, other).__exit__, None, None, None)
         yield
 
 
@@ -224,15 +280,3 @@ def left_to_module() -> Iterator[None]:
 def is_engine(frame: Any) -> bool:
     """Return whether a torch call comes directly from a saccade kernel; such calls must not be observed."""
     return str(frame.f_globals.get("__name__")).startswith("saccade.engine.")
-
-
-def _check_checkpoint(site: Site) -> None:
-    """Raise if a reentrant checkpoint within a module would recompute the module's attention without the handler."""
-    if torch.is_grad_enabled() or in_backward():
-        return
-    forward, frame = torch.utils.checkpoint.CheckpointFunction.forward.__code__, sys._getframe(1)
-    while frame is not None and frame.f_code is not run_redirected.__code__:
-        if frame.f_code is forward:
-            reason = "a reentrant checkpoint inside this module would recompute its attention without saccade"
-            raise unsupported(site.name, [reason], hint="checkpoint(..., use_reentrant=False)")
-        frame = frame.f_back  # type: ignore[assignment]

@@ -63,6 +63,7 @@ class TorchAttention(StandIn):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Run like ``nn.MultiheadAttention``, with the same layouts and masks (True means *ignore*)."""
+        _check_out_proj(self.out_proj)
         if is_causal and attn_mask is None:
             reason = "is_causal only describes attn_mask, and attn_mask is missing"
             raise unsupported("is_causal=True", [reason], hint="mask=masks.Causal() masks by a pattern")
@@ -193,6 +194,17 @@ def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tenso
         reasons.append("the layer adds its own keys (add_bias_kv, add_zero_attn)")
     if reasons:
         raise unsupported("a nested tensor", reasons, hint="x.to_padded_tensor(0.0) makes it dense")
+
+
+def _check_out_proj(layer: Any) -> None:
+    """Raise if an adapter, such as peft's, is attached to ``out_proj``, of which torch reads only weight and bias."""
+    if type(layer).forward is nn.Linear.forward or not hasattr(layer, "weight"):
+        return
+    has_more = len([*layer.parameters()]) > 1 + (layer.bias is not None)
+    if has_more and not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
+        reason = "nn.MultiheadAttention reads the weight of out_proj without calling it, so torch ignores the adapter"
+        hint = "adapt the whole module, as with peft's target_modules=['self_attn'], or exclude 'out_proj'"
+        raise unsupported(f"an adapter on out_proj ({type(layer).__name__})", [reason], hint=hint)
 
 
 def keep_in_python(module: nn.Module, args: Any) -> None:

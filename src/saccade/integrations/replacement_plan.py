@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple, overload
+from typing import ClassVar, NamedTuple, overload
 
 from torch import nn
 
 from saccade.integrations.cross_attention import Kind, is_named_cross, kind_of_call
 from saccade.integrations.matrix_hooks import edited_matrix
 from saccade.integrations.redirect_mode import Site
-from saccade.integrations.redirected_call import Call, Redirected
+from saccade.integrations.redirected_call import Call, Redirected, without_free_slots
 from saccade.integrations.tensor_masks import joined
 from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix, Matrix
@@ -129,6 +130,7 @@ class ReplacementPlan:
     left: frozenset[str]
     partial: bool
     order: dict[str, int]
+    rank: ClassVar[float] = math.inf
     replaced: dict[str, Replaced] = field(default_factory=dict)
     _self_attention: set[str] = field(default_factory=set)
     _has_run: bool = False
@@ -139,6 +141,8 @@ class ReplacementPlan:
             self._note(site, "its own code", f"{LEFT}: named in leave=")
             return None
         rule = self._mask_of(site, call)
+        is_cross = kind_of_call(site, call.q_len, call.value.shape[2]) is Kind.CROSS
+        call = call if rule is None or is_cross else without_free_slots(call)
 
         def make(more: Mask | None) -> Matrix:
             exact = call.matrix(joined(rule, more))
@@ -147,7 +151,7 @@ class ReplacementPlan:
         matrix = edited_matrix(site.module, make)
         out = matrix.matmul(call.value, dropout_p=call.dropout_p)
         self._note(site, "Softmax" if self.mechanism is None else type(self.mechanism).__name__, CALLS)
-        return Redirected(out, matrix)
+        return Redirected(out, matrix, call.value)
 
     def leave(self, site: Site, reason: str) -> None:
         """Record attention that stays in the module's own code.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
@@ -31,21 +31,27 @@ def capture_mechanisms(model: nn.Module, capture: Capture) -> Iterator[None]:
     own name is used.
     """
     names = names_of(model)
-    holders: dict[nn.Module, list[nn.Module]] = {}
+    holders = holders_of(names)
     with ExitStack() as stack:
-        for module, name in names.items():
-            children = [] if isinstance(module, Mechanism) else module.children()
-            mechanisms = [child for child in children if isinstance(child, Mechanism)]
-            for mechanism in mechanisms:
-                holders.setdefault(mechanism, []).append(module)
-            if mechanisms:
-                stack.enter_context(capture_forwards([(module, name, _note_holder)], capture))
-        for module, name in names.items():
-            if isinstance(module, Mechanism):
-                layers = holders.get(module, [])
-                default = names[layers[0]] if len(layers) == 1 else name
-                stack.callback(module.register_forward_hook(_Hook(Listener(default, capture), layers)).remove)
+        for layer in dict.fromkeys(layer for layers in holders.values() for layer in layers):
+            stack.enter_context(capture_forwards([(layer, names[layer], _note_holder)], capture))
+        for mechanism, layers in holders.items():
+            default = names[layers[0] if len(layers) == 1 else mechanism]
+            stack.callback(mechanism.register_forward_hook(_Hook(Listener(default, capture), layers)).remove)
         yield
+
+
+def holders_of(modules: Iterable[nn.Module]) -> dict[Mechanism, list[nn.Module]]:
+    """Return the layers that contain each mechanism among the modules of a model."""
+    holders: dict[Mechanism, list[nn.Module]] = {}
+    for module in modules:
+        if isinstance(module, Mechanism):
+            holders.setdefault(module, [])
+            continue
+        for child in module.children():
+            if isinstance(child, Mechanism):
+                holders.setdefault(child, []).append(module)
+    return holders
 
 
 class _Holder(NamedTuple):

@@ -10,20 +10,27 @@ from torch import Tensor
 
 from saccade.matrix import Matrix
 from saccade.matrix.algebra import ByRows
-from saccade.recording.derived_matrices import chosen_heads
+from saccade.recording.derived_matrices import OfCall, chosen_heads
 
 ChangeOutput = Callable[[Tensor], Tensor]
 """A function that returns a changed copy of a call's output, ``[batch, heads, q_len, value_dim]``."""
 
 
 class ReplacedHeads(NamedTuple):
-    """Heads, and the matrix of the same shape that replaces their rows."""
+    """Heads, and the matrix of the same shape that replaces their rows.
+
+    Attributes:
+        heads: indices of the heads.
+        matrix: the matrix.
+        is_of_call: whether the matrix was built from the queries and keys of the call.
+    """
 
     heads: tuple[int, ...]
     matrix: Matrix
+    is_of_call: bool = False
 
 
-class EditedMatrix(ByRows):
+class EditedMatrix(ByRows, OfCall):
     """An attention matrix in which the heads of other matrices replace some heads.
 
     Args:
@@ -43,6 +50,10 @@ class EditedMatrix(ByRows):
     @property
     def is_stochastic(self) -> bool:
         return all(matrix.is_stochastic for matrix in (self.inner, *self._source.values()))
+
+    def over(self, change: Callable[[Matrix], Matrix]) -> Matrix:
+        parts = [part._replace(matrix=change(part.matrix)) if part.is_of_call else part for part in self.parts]
+        return EditedMatrix(change(self.inner), parts, self.changes)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         value = self._operand(value, "value", self.kv_heads, self.shape[3])

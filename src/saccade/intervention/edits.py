@@ -15,12 +15,17 @@ from saccade.intervention.edited_matrix import ChangeOutput, EditedMatrix, Repla
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.matrix.algebra import ByRows
-from saccade.support.errors import unsupported, value_error
+from saccade.support.errors import shown, type_error, unsupported, value_error
+from saccade.support.validation import is_integer
 
 CALLED_AS = "intervene"  # the name in error messages
 
 How = Literal["zero", "mean", "resample"]
 """How to remove a head's output: replace it by 0, by its mean over the batch, or by another batch item's output."""
+
+
+Head = int | Sequence[int] | None
+"""The index of a head, several indices, or None for all heads."""
 
 
 @dataclass(eq=False)
@@ -104,6 +109,18 @@ class OutputEdit(Edit):
         return out.index_copy(1, index, (selected * self.factor).to(out.dtype))
 
 
+def checked_target(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | None]:
+    """Check the layer and the heads of an edit, and return them; a single head becomes a tuple."""
+    if not isinstance(layer, str) and not (is_integer(layer) and layer >= 0):
+        raise type_error("layer", "be a name, or a number of 0 or more", shown(layer))
+    if head is None:
+        return layer, None
+    heads = (head,) if is_integer(head) else head
+    if not isinstance(heads, Sequence) or isinstance(heads, str) or not heads or not all(map(is_integer, heads)):
+        raise type_error("head", "be a number, a list of numbers, or None for all heads", shown(head))
+    return layer, tuple(int(index) for index in heads)
+
+
 def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
     """Apply edits to the matrix of a call: first masks, then patterns, then changes to the output.
 
@@ -130,7 +147,7 @@ def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
         elif isinstance(edit, OutputEdit):
             changes.append(edit.change)
     masked = [
-        ReplacedHeads(tuple(head for head in rules if rules[head] is rule), make(rule))
+        ReplacedHeads(tuple(head for head in rules if rules[head] is rule), make(rule), True)
         for rule in dict.fromkeys(rules.values())
     ]
     if len(masked) == 1 and len(masked[0].heads) == heads:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from saccade.fusion.checkpoints import enter_when_recomputed
 from saccade.integrations.capture_context import Listener, names_of
+from saccade.integrations.cross_attention import Kind, kind_of_call
 from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, ForwardProxy
 from saccade.integrations.matrix_hooks import EDITORS, MakeMatrix
 from saccade.integrations.other_packages import visible_functions
 from saccade.integrations.redirect_mode import Site, run_redirected
-from saccade.integrations.redirected_call import Call, Redirected
+from saccade.integrations.redirected_call import Call, Redirected, without_free_slots
+from saccade.integrations.saccade_capture import holders_of
 from saccade.integrations.tensor_masks import joined
-from saccade.intervention.edits import Edit, How, MaskEdit, OutputEdit, PatternEdit, edited
+from saccade.intervention.edits import Edit, Head, How, MaskEdit, OutputEdit, PatternEdit, checked_target, edited
 from saccade.intervention.sweep import Sweep, swept
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
@@ -29,9 +34,6 @@ from saccade.support.errors import kind, shown, type_error, unsupported, value_e
 from saccade.support.validation import check_choice, check_type, is_integer, is_number
 
 CALLED_AS = "intervene"  # the name in error messages
-
-Head = int | Sequence[int] | None
-"""The index of a head, several indices, or None for all heads."""
 
 
 class intervene:  # noqa: N801  called like a function, as torch.no_grad is
@@ -71,6 +73,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._edits: list[Edit] = []
         self._layers: dict[str, int] = {}
         self._names: dict[nn.Module, str] = {}
+        self._rank = 0  # larger for interventions entered later
         self._stack: ExitStack | None = None
         self._counts_heads = False
         self._calls = _Calls(self)
@@ -94,7 +97,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             raise type_error("rule", "be a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool", kind(rule))
         if isinstance(rule, Tensor) and rule.dtype != torch.bool:
             raise type_error("rule", "be bool if it is a tensor (True = may attend)", str(rule.dtype))
-        self._add(MaskEdit(*_checked_target(layer, head), mask=rule))
+        self._add(MaskEdit(*checked_target(layer, head), mask=rule))
 
     def scale(self, layer: str | int, head: Head, factor: float | Tensor) -> None:
         """Multiply the output of heads by a factor; 0.0 removes them.
@@ -106,7 +109,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         """
         if not (is_number(factor) or isinstance(factor, Tensor)):
             raise type_error("factor", "be a number or a tensor", kind(factor))
-        self._add(OutputEdit(*_checked_target(layer, head), factor=factor))
+        self._add(OutputEdit(*checked_target(layer, head), factor=factor))
 
     def ablate(self, layer: str | int, head: Head, how: How = "zero", *, seed: int = 0) -> None:
         """Remove the output of heads.
@@ -120,7 +123,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         check_choice("how", how, ("zero", "mean", "resample"))
         if not is_integer(seed) or seed < 0:
             raise value_error("seed", "be an integer of 0 or more", shown(seed))
-        self._add(OutputEdit(*_checked_target(layer, head), how=how, seed=seed))
+        self._add(OutputEdit(*checked_target(layer, head), how=how, seed=seed))
 
     def pattern(self, layer: str | int, head: Head, source: Recording | Matrix) -> None:
         """Replace the attention matrix of heads by that of another run, without gradient; values are unchanged.
@@ -135,7 +138,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         if isinstance(source, Recording):
             source = source[layer].matrix
         check_type("source", source, Matrix, "be a recording or a matrix")
-        self._add(PatternEdit(*_checked_target(layer, head), matrix=source))
+        self._add(PatternEdit(*checked_target(layer, head), matrix=source))
 
     def freeze(self, recording: Recording, layers: Iterable[str] | None = None) -> None:
         """Combine recorded patterns with new values, by applying `pattern` to all heads of each recorded layer.
@@ -151,7 +154,12 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
     def __enter__(self) -> Self:
         if self._stack is not None:
             raise unsupported("intervene", ["this context is already in use"], hint="create a new one")
-        self._names = names_of(self._model)
+        self._names, self._rank = names_of(self._model), next(_RANKS)
+        self._stack = self._activated()
+        return self
+
+    def _activated(self) -> ExitStack:
+        """Apply the edits from now on, until the returned stack is closed."""
         with ExitStack() as stack:
             listener: Any = Listener("", self)  # type: ignore[arg-type]  # the proxy only passes it on
             with PATCH_LOCK:
@@ -160,7 +168,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
                         proxy = ForwardProxy.at(module, _run)
                         proxy.add(listener)
                         stack.callback(proxy.remove, listener)
-            for mechanism, holders in _holders(self._names).items():
+            for mechanism, holders in holders_of(self._names).items():
                 hook = _Hook(self, holders)  # before the hooks of recordings
                 stack.callback(mechanism.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
             stack.enter_context(visible_functions(self._model))
@@ -168,8 +176,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             stack.callback(EDITORS.remove, _edited)
             _ACTIVE.append(self)
             stack.callback(_ACTIVE.remove, self)
-            self._stack = stack.pop_all()
-        return self
+            return stack.pop_all()
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         assert self._stack is not None
@@ -207,6 +214,12 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             for edit in self._edits
             if (fnmatchcase(name, edit.layer) if isinstance(edit.layer, str) else edit.layer == number)
         ]
+
+    def _hold_in_checkpoints(self, module: nn.Module) -> None:
+        """Make the backward pass apply the current edits when it recomputes a checkpoint that contains a module."""
+        if not enter_when_recomputed(_Recomputed(self, tuple(self._edits))) and self._edits:
+            reason = "hooks for saved tensors hide a checkpoint, which would recompute the attention without the edits"
+            raise unsupported(self._names[module], [reason], hint="run the checkpoint outside of the hooks")
 
     def _add(self, edit: Edit) -> None:
         self._edits.append(edit)
@@ -257,12 +270,32 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         return swept(baseline, heads, without)
 
 
-_ACTIVE: list[intervene] = []  # in the order in which they were entered
+@dataclass(frozen=True)
+class _Recomputed:
+    """The context in which a checkpoint is recomputed: an intervention with the edits of the forward pass."""
+
+    intervention: intervene
+    edits: tuple[Edit, ...]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        intervention, added = self.intervention, self.intervention._edits
+        with nullcontext() if intervention in _ACTIVE else intervention._activated():
+            intervention._edits = [*self.edits]
+            try:
+                yield
+            finally:
+                intervention._edits = added
+
+
+_ACTIVE: list[intervene] = []
+_RANKS = itertools.count()
 
 
 def _active(module: nn.Module) -> list[intervene]:
-    """Return the active interventions in models that contain a module."""
-    return [intervention for intervention in _ACTIVE if module in intervention._names]
+    """Return the active interventions in models that contain a module, in the order in which they were entered."""
+    found = [intervention for intervention in _ACTIVE if module in intervention._names]
+    return sorted(found, key=lambda intervention: intervention._rank)
 
 
 def _is_most_recent(intervention: intervene, module: nn.Module) -> bool:
@@ -272,9 +305,10 @@ def _is_most_recent(intervention: intervene, module: nn.Module) -> bool:
 
 def _edits_of(module: nn.Module, number: int) -> list[Edit]:
     """Return all active interventions' edits to the attention call with index ``number`` in a module's forward pass."""
-    return [
-        edit for intervention in _active(module) for edit in intervention._edits_of(intervention._name(module, number))
-    ]
+    active = _active(module)
+    for intervention in active:
+        intervention._hold_in_checkpoints(module)
+    return [edit for intervention in active for edit in intervention._edits_of(intervention._name(module, number))]
 
 
 def _edited(module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix:
@@ -283,18 +317,6 @@ def _edited(module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix:
         intervention._layers[intervention._name(module, 0)] = matrix.shape[1]
     edits = _edits_of(module, 0)
     return edited(edits, make, matrix) if edits else matrix
-
-
-def _checked_target(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | None]:
-    """Check the layer and the heads of an edit, and return them; a single head becomes a tuple."""
-    if not isinstance(layer, str) and not (is_integer(layer) and layer >= 0):
-        raise type_error("layer", "be a name, or a number of 0 or more", shown(layer))
-    if head is None:
-        return layer, None
-    heads = (head,) if is_integer(head) else head
-    if not isinstance(heads, Sequence) or isinstance(heads, str) or not heads or not all(map(is_integer, heads)):
-        raise type_error("head", "be a number, a list of numbers, or None for all heads", shown(head))
-    return layer, tuple(int(index) for index in heads)
 
 
 def _may_run_attention(module: nn.Module) -> bool:
@@ -318,24 +340,15 @@ def _run(call: CapturedCall) -> Any:
     return run(call.listeners)
 
 
-def _holders(names: dict[nn.Module, str]) -> dict[Mechanism, list[nn.Module]]:
-    """Return the layers that contain each mechanism."""
-    holders: dict[Mechanism, list[nn.Module]] = {}
-    for module in names:
-        if isinstance(module, Mechanism):
-            holders.setdefault(module, [])
-        else:
-            for child in module.children():
-                if isinstance(child, Mechanism):
-                    holders.setdefault(child, []).append(module)
-    return holders
-
-
 class _Calls:
     """The handler of the attention calls that an intervention's model makes in its own code."""
 
     def __init__(self, intervention: intervene):
         self._intervention = intervention
+
+    @property
+    def rank(self) -> int:
+        return self._intervention._rank
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
         """Compute an attention call in a module's own code, if it has edits."""
@@ -345,12 +358,14 @@ class _Calls:
         edits = _edits_of(site.module, number)
         if not edits and not self._intervention._counts_heads:
             return None
+        if kind_of_call(site, call.q_len, call.value.shape[2]) is not Kind.CROSS:
+            call = without_free_slots(call)
         plain = call.matrix(None)
         self._intervention._layers[self._intervention._name(site.module, number)] = plain.shape[1]
         if not edits:
             return None
         matrix = edited(edits, call.matrix, plain)
-        return Redirected(matrix.matmul(call.value, dropout_p=call.dropout_p), matrix)
+        return Redirected(matrix.matmul(call.value, dropout_p=call.dropout_p), matrix, call.value)
 
     def leave(self, site: Site, reason: str) -> None:
         """Raise if uneditable attention belongs to an edited layer."""

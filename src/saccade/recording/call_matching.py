@@ -12,6 +12,7 @@ from torch import Tensor
 from saccade.engine.block_sparse.selected_blocks import at_positions
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.recording.derived_matrices import matrix_of_call
 from saccade.support.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class CallEnd(NamedTuple):
     @classmethod
     def of(cls, matrix: Matrix, first_column: int = 0) -> CallEnd:
         """Return the `CallEnd` of a call, given its matrix and the index of its first key in the full text."""
+        matrix = matrix_of_call(matrix)
         kv_len, key = matrix.shape[3], _key_of(matrix)
         if key is None or not kv_len:
             return cls(None, None, kv_len, kv_len, None)
@@ -50,6 +52,7 @@ class CallEnd(NamedTuple):
 
         In self-attention, the key of the last token comes directly before the keys of the new tokens.
         """
+        matrix = matrix_of_call(matrix)
         q_len, key = matrix.shape[2], _key_of(matrix)
         if self.newest is None or key is None or q_len >= matrix.shape[3] or not self._is_alike(key):
             return None
@@ -67,6 +70,7 @@ class CallEnd(NamedTuple):
 
         In cross-attention, the keys stay the same, and each decoding step has only new queries.
         """
+        matrix = matrix_of_call(matrix)
         key = _key_of(matrix)
         if self.last is None or key is None or matrix.shape[3] != self.kv_len or not self._is_alike(key):
             return None

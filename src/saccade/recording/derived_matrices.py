@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,23 @@ from saccade.support.errors import value_error
 CALLED_AS = "record"  # in errors
 
 
-class ChosenHeads(DerivedMatrix):
+class OfCall(DerivedMatrix):
+    """Base class of matrices that show the matrix of a call in another way; they have its queries and keys."""
+
+    def over(self, change: Callable[[Matrix], Matrix]) -> Matrix:
+        """Return a copy in which ``change`` was applied to each matrix that was built for the call."""
+        raise NotImplementedError
+
+
+def matrix_of_call(matrix: Matrix) -> Matrix:
+    """Return the softmax attention that a matrix was derived from by `OfCall`; otherwise the matrix itself."""
+    inner = matrix
+    while isinstance(inner, OfCall):
+        inner = inner.inner
+    return inner if isinstance(inner, AttentionMatrix) else matrix
+
+
+class ChosenHeads(OfCall):
     """A view of selected heads of a matrix, in the order of ``heads``, without copies.
 
     Args:
@@ -50,6 +66,9 @@ class ChosenHeads(DerivedMatrix):
     def kv_heads(self) -> int:
         """Number of selected heads, because a product takes separate values for each selected head."""
         return len(self.heads)
+
+    def over(self, change: Callable[[Matrix], Matrix]) -> Matrix:
+        return ChosenHeads(change(self.inner), self.heads)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
+from saccade.recording.derived_matrices import matrix_of_call
 from saccade.recording.gradients import GradientsOfCalls
 from saccade.recording.merge_statistics import joined_results, joined_summary, joined_sums
 from saccade.recording.stored_matrices import StoredMatrices
@@ -261,4 +262,11 @@ class Run:
 
 
 def _kind(matrix: Matrix) -> tuple[object, ...]:
-    return (type(matrix), matrix.is_stochastic, matrix.shape[:2], matrix.kv_heads, matrix.dtype, matrix.device)
+    return (
+        type(matrix_of_call(matrix)),
+        matrix.is_stochastic,
+        matrix.shape[:2],
+        matrix.kv_heads,
+        matrix.dtype,
+        matrix.device,
+    )

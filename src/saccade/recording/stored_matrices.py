@@ -11,16 +11,15 @@ from torch import Tensor
 from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.recording.call_matching import index_of_last_key
-from saccade.recording.derived_matrices import ChosenHeads, JoinedMatrices
+from saccade.recording.derived_matrices import JoinedMatrices, OfCall
 from saccade.support.errors import unsupported
 
 
 class _Part(NamedTuple):
-    """The stored matrix of one call; if ``reads_shared``, its keys are among those that several calls share."""
+    """The stored matrix of one call."""
 
     matrix: Matrix
     first_column: int
-    reads_shared: bool
 
 
 class StoredMatrices:
@@ -37,26 +36,14 @@ class StoredMatrices:
         self._keys: Tensor | None = None  # shared: [batch, kv_heads, length plus free slots, head_dim]
         self._length = 0
         self._tokens = 0  # number of valid keys; free slots of a cache may follow them
+        self._sharing: dict[int, AttentionMatrix] = {}  # by id: stored matrices that read the shared keys
         self._versions: list[tuple[Tensor, int]] = []  # tensors that are not copied, with their version counters
 
     def add(self, matrix: Matrix, first_column: int) -> None:
         """Store the matrix of another call."""
-        if isinstance(matrix, ChosenHeads) and isinstance(matrix.inner, AttentionMatrix):
-            whole = self._copied(matrix.inner, matrix.inner.inputs.key.detach().clone())
-            self._parts.append(_Part(ChosenHeads(whole, matrix.heads), first_column, False))
-        elif not isinstance(matrix, AttentionMatrix):
-            joined = _merged_with_last(self._parts[-1], matrix, first_column) if self._parts else []
-            self._parts[-1:] = joined or [
-                _Part(matrix, first_column, False)
-            ]  # in one step, for readers in other threads
-        else:
-            key = matrix.inputs.key.detach()
-            is_shared = first_column == 0 and self._share_keys(key)
-            if is_shared:
-                self._tokens = index_of_last_key(matrix) + 1
-            # A matrix that reads the shared keys receives them in `matrix`.
-            copied = self._copied(matrix, key.new_zeros(()).expand(key.shape) if is_shared else key.clone())
-            self._parts.append(_Part(copied, first_column, is_shared))
+        stored = self._stored(matrix, first_column)
+        joined = _merged_with_last(self._parts[-1], stored, first_column) if self._parts else []
+        self._parts[-1:] = joined or [*self._parts[-1:], _Part(stored, first_column)]  # at once, for other threads
 
     def matrix(self) -> Matrix:
         """Return the stored matrices of all calls, joined into one.
@@ -68,7 +55,7 @@ class StoredMatrices:
             reason = "a mask or bias tensor of the model was changed in place after the call"
             hint = "list statistics in keep=, to compute them during the call; or pass mask.clone() to the model"
             raise unsupported("the recording", [reason], hint=hint)
-        matrices = [self._with_keys(part) for part in self._parts]
+        matrices = [self._with_keys(part.matrix) for part in self._parts]
         if len(matrices) == 1:
             return matrices[0]
         return JoinedMatrices(matrices, [part.first_column for part in self._parts])
@@ -111,16 +98,32 @@ class StoredMatrices:
         self._versions += [(tensor, tensor._version) for tensor in referenced if not tensor.is_inference()]
         return matrix_from_inputs(copied, matrix.impl)
 
-    def _with_keys(self, part: _Part) -> Matrix:
-        matrix = part.matrix
-        if not (part.reads_shared and self._keys is not None and isinstance(matrix, AttentionMatrix)):
+    def _stored(self, matrix: Matrix, first_column: int) -> Matrix:
+        """Copy a matrix as described above."""
+        if isinstance(matrix, OfCall):
+            return matrix.over(lambda inner: self._stored(inner, first_column))
+        if not isinstance(matrix, AttentionMatrix):
+            return matrix
+        key = matrix.inputs.key.detach()
+        if first_column or not self._share_keys(key):
+            return self._copied(matrix, key.clone())
+        self._tokens = index_of_last_key(matrix) + 1
+        copied = self._copied(matrix, key.new_zeros(()).expand(key.shape))
+        self._sharing[id(copied)] = copied
+        return copied
+
+    def _with_keys(self, matrix: Matrix) -> Matrix:
+        """Return a stored matrix with the shared keys, if it has no keys of its own."""
+        if isinstance(matrix, OfCall):
+            return matrix.over(self._with_keys)
+        if self._keys is None or not isinstance(matrix, AttentionMatrix) or id(matrix) not in self._sharing:
             return matrix
         return matrix_from_inputs(matrix.inputs.replaced(key=self._keys[:, :, : matrix.shape[3]]), matrix.impl)
 
 
 def _merged_with_last(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:
-    """Return the previous call's part and a new call's part, merged into one if both belong to the same recurrence."""
+    """Return the previous call's part and a new call's part merged into one if both belong to the same recurrence."""
     whole = None
     if isinstance(matrix, RecurrenceMatrix) and isinstance(last.matrix, RecurrenceMatrix) and not first_column:
         whole = matrix.below(last.matrix)
-    return [last, _Part(matrix, first_column, False)] if whole is None else [_Part(whole, 0, False)]
+    return [] if whole is None else [_Part(whole, 0)]
