@@ -55,14 +55,11 @@ class Site:
 
 
 class Handler(Protocol):
-    """An object that computes a model's attention calls, or leaves them to the model's own code.
-
-    Attributes:
-        rank: of several handlers, the one with the largest rank receives a call first.
-    """
+    """An object that computes a model's attention calls, or leaves them to the model's own code."""
 
     @property
-    def rank(self) -> float: ...
+    def rank(self) -> float:
+        """The priority of the handler; of several handlers, the one with the largest rank receives a call first."""
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
         """Compute a running module's attention call, or return None to leave it to the module's own code."""

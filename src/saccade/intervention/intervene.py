@@ -348,6 +348,7 @@ class _Calls:
 
     @property
     def rank(self) -> int:
+        """The priority of the handler: interventions entered later receive calls first, and replacements before all."""
         return self._intervention._rank
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
