@@ -18,9 +18,10 @@ from benchmarks.survey.subprocess_pool import each_alone
 from saccade.caches.files.tensor_files import write_whole
 
 COMMAND = "python -m benchmarks.compiled_models"
+RESULTS = Path(__file__).parents[2] / "docs" / "compiled-models.json"
 _WORDS: dict[str, dict[str, str]] = {
     "en": {
-        "head": "| model | forward | forward and backward | `generate` | exported | AOTInductor | ONNX |",
+        "head": "| model | forward | forward and backward | `generate`, static cache | exported | AOTInductor | ONNX |",
         "equal": "yes",
         "untried": "not tried",
         "MultiHeadAttention": "`MultiHeadAttention`",
@@ -39,20 +40,15 @@ _WORDS: dict[str, dict[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, each in a process of its own, write their results and print the table; return 1 if one failed."""
+    """Run the trials, each in a process of its own, and write their results and the pages; return 1 if one failed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=main.__doc__)
     parser.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS), help="models")
     parser.add_argument("--trials", nargs="*", choices=tuple(TRIALS), default=tuple(TRIALS), help="columns")
-    parser.add_argument(
-        "--results", type=Path, default=Path("compiled_models.json"), help="the file of the results, which is updated"
-    )
-    parser.add_argument("--page", nargs="*", type=Path, help="try nothing: update the table of these pages")
+    parser.add_argument("--page", action="store_true", help="try nothing: write the pages from stored results")
     parser.add_argument("--jobs", type=int, default=1, help="number of parallel processes")
     options = parser.parse_args(arguments)
-    if options.page is not None:
-        for page in options.page:
-            text, table = page.read_text("utf-8"), written(_results(options.results), page.parent.name)
-            page.write_text(with_generated(text, COMMAND, table), "utf-8")
+    if options.page:
+        _write_pages()
         return 0
     warnings.filterwarnings("ignore")
     cells = [(row, trial) for trial in options.trials for row in options.rows]
@@ -64,17 +60,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(verdict, str) and verdict != "equal":
             failed += 1
             continue
-        results = _results(options.results)
+        results = _results()
         results.setdefault(row, {})[trial] = verdict
         ordered = {name: results[name] for name in ROWS if name in results}
-        write_whole(options.results, memoryview((json.dumps(ordered, indent=1) + "\n").encode()))
-    sys.stdout.write(written(_results(options.results), "en") + "\n")
+        write_whole(RESULTS, memoryview((json.dumps(ordered, indent=1) + "\n").encode()))
+    _write_pages()
     return int(failed > 0)
 
 
-def _results(file: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+def _results() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text("utf-8"))
     return found
+
+
+def _write_pages() -> None:
+    for language in _WORDS:
+        page = RESULTS.parent / language / "compile-export.md"
+        page.write_text(with_generated(page.read_text("utf-8"), COMMAND, written(_results(), language)), "utf-8")
 
 
 def written(results: Mapping[str, Mapping[str, Any]], language: str) -> str:

@@ -119,3 +119,19 @@ def test_onnxruntime_runs_layers_at_every_length(name: str, tmp_path: Path) -> N
         names = [one.name for one in session.get_inputs()]
         (out,) = session.run(None, dict(zip(names, (x.numpy(), tensor.numpy()), strict=True)))
         np.testing.assert_allclose(out, model(x, tensor).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.ci
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("opset", [None, 18, 23])
+def test_opsets_without_an_attention_operator_get_plain_operations(opset: int | None, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
+    runtime = pytest.importorskip("onnxruntime", reason="the exported file is run by onnxruntime")
+    layer, x = MultiHeadAttention(16, 4, mask=masks.Causal()).eval(), torch.randn(2, 9, 16)
+    program = torch.onnx.export(layer, (x,), dynamo=True, opset_version=opset, verbose=False)
+    assert program is not None
+    assert ("Attention" in {node.op_type for node in program.model.graph}) == (opset == 23)
+    program.save(tmp_path / "layer.onnx")
+    session = runtime.InferenceSession(tmp_path / "layer.onnx", providers=["CPUExecutionProvider"])
+    (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(out, layer(x).detach().numpy(), atol=1e-5)

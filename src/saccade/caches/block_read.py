@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from saccade.caches.buffers import reused
 from saccade.caches.call_arguments import Call
 from saccade.masks.rules.key_ranges import KeyRanges
+from saccade.support.torch_modes import any_true, is_plain
 
 _AT_ONCE = 1 << 23  # bytes of keys to gather at a time, few enough to stay in a core's cache
 
@@ -99,8 +100,8 @@ class BlockRead:
         """Gather the selected blocks of one tensor into reused memory."""
         index = self._index[rows]
         shape = (index.numel(), table.shape[1])
-        # An autograd graph stores its inputs, so the memory is not reused if there is one.
-        out = reused(name, shape, table) if self.newest is None else table.new_empty(shape)
+        # An autograd graph stores its inputs, so the memory is not reused if there is one. Fake tensors have no memory.
+        out = reused(name, shape, table) if self.newest is None and is_plain(table) else table.new_empty(shape)
         torch.index_select(table, 0, index.flatten(), out=out)
         return out.view(len(index), index.shape[1] * self._size, table.shape[1] // self._size)[:, : self.count]
 
@@ -136,7 +137,7 @@ class VisibleColumns(NamedTuple):
             b = torch.arange(batch, device=device)[:, None, None, None]
             h = torch.arange(heads, device=device)[None, :, None, None]
             allowed = allowed & rule.allows(b, h, call.table[:, None, :, None], kv[:, None, None, :])
-        return cls(allowed, real, isinstance(kv_positions, range) or bool(real.all()), kv_positions)
+        return cls(allowed, real, isinstance(kv_positions, range) or not any_true(~real), kv_positions)
 
     def tokens(self, blocks: int, size: int) -> Tensor:
         """Return the number of real tokens in each of the first ``blocks`` blocks, int64 ``[batch | 1, blocks]``."""

@@ -27,6 +27,7 @@ from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.torch_modes import CACHED, has_values, outside_graph
 from saccade.support.validation import check_int
 
 _NO_TOKENS = Positions(range(0))
@@ -38,6 +39,9 @@ class LayerCache(ArgumentHints):
     The caller passes the cache to each call; no module stores it. For every causal mask, a prefill followed by extend
     and decode steps of any size gives the result of the full run. A cache that forgets tokens instead gives the result
     of the run that its ``equivalent_run`` describes.
+
+    With fake or meta tensors, a cache returns outputs of the right shapes. Positions without values count as valid, and
+    as those of tokens, not padding.
 
     A custom cache declares its ``settings`` and ``leaves``. Its `advance` returns the output of a call and stores what
     later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` then work without further code.
@@ -121,6 +125,9 @@ class LayerCache(ArgumentHints):
         Raises:
             UnsupportedError: gradient checkpointing, unless the cache was created inside the checkpointed function.
         """
+        if torch.compiler.is_dynamo_compiling():
+            run = outside_graph(self.attend, CACHED)
+            return run(mechanism, query, key, value, mask=mask, positions=positions, dropout_p=dropout_p)
         self.check_not_replayed()
         if not callable(mechanism) or isinstance(mask, Tensor):
             check_call(mechanism, mask)
@@ -155,7 +162,7 @@ class LayerCache(ArgumentHints):
         """Keep only the given batch items of the cache, in the given order. Items may repeat (beam search)."""
         like = self._spec
         index = checked_rows(rows, None if like is None else like.batch)
-        if like is None or index.tolist() == list(range(like.batch)):
+        if like is None or (has_values(index) and index.tolist() == list(range(like.batch))):
             return
         for leaf in self.leaves:
             x = self._state.get(leaf.name)

@@ -12,7 +12,7 @@ from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import describe, type_error, unsupported, value_error
-from saccade.support.torch_modes import is_tracing
+from saccade.support.torch_modes import has_values, is_tracing
 from saccade.support.validation import ShapeSpec, check_int, is_integer
 
 
@@ -148,7 +148,7 @@ def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or index.dim() != 1:
         got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else rows
         raise type_error("rows", "be an int tensor [items], or a list of ints", got)
-    if batch is not None and index.numel():
+    if batch is not None and index.numel() and has_values(index):
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= batch:
             rule = f"be batch items, from 0 to {batch - 1}"

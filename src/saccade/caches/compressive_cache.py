@@ -14,6 +14,7 @@ from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.language import Message
+from saccade.support.torch_modes import has_values
 from saccade.support.validation import check_int
 
 
@@ -128,6 +129,9 @@ def _concatenate_positions(stored: Tensor, new: Tensor) -> Positions:
 
 def _open_segment_tokens(tokens: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
     """Return the tokens of each item's open segment in order, padded at the end."""
+    if not has_values(is_open):
+        reason = "the length of the open segment follows from positions, and fake and meta tensors have no values"
+        raise unsupported("CompressiveCache", [reason], hint="KVCache() stores all tokens")
     count = int(is_open.sum(1).amax()) if len(is_open) else 0
     order = (~is_open).to(torch.uint8).sort(dim=1, stable=True).indices[:, :count]
     if len(order) == 1:

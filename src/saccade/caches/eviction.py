@@ -21,6 +21,7 @@ from saccade.statistics.row_block import as_slice
 from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
+from saccade.support.torch_modes import any_true
 from saccade.support.validation import ShapeSpec, check_int
 
 _SCORES = ShapeSpec("scores [batch, kv_heads, columns]")
@@ -158,7 +159,7 @@ class EvictingCache(LayerCache):
             summed += _sum_by_kv_head(received[0], keys.shape[1])
         held = Held(keys.detach(), values.detach(), table, summed)
         is_padding = table < 0
-        if bool((is_padding[..., 1:] & ~is_padding[..., :-1]).any()):
+        if any_true(is_padding[..., 1:] & ~is_padding[..., :-1]):
             held, recent, self._in_order_from = held.at(_padding_first(table)), {}, self.length + q_len
         self._traffic = Traffic(held.nbytes, held.nbytes // max(1, table.shape[2]) * q_len)
         if before or q_len:  # an empty first call does not count as a prompt

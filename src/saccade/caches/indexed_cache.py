@@ -12,6 +12,7 @@ from saccade.caches.kv_cache import KVCache
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import has_values
 
 
 class IndexedCache(KVCache):
@@ -64,6 +65,8 @@ class IndexedCache(KVCache):
         rule, (_, groups, kv_len, _) = matrix.inputs.rule, matrix.inputs.key.shape
         if not isinstance(rule, SelectedBlocks):
             return super()._bytes_read(matrix, stored)
+        if not has_values(rule.index):
+            return stored  # an upper bound, since the selected keys are unknown
         return stored * rule.keys_read(groups, kv_len) // (len(rule.index) * groups * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:

@@ -15,6 +15,7 @@ from saccade.matrix import AttentionMatrix, Matrix
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported, value_error
 from saccade.support.language import Message
+from saccade.support.torch_modes import has_values
 from saccade.support.validation import check_int
 
 _SMALLEST = 16  # initial number of columns of a growing cache
@@ -174,6 +175,8 @@ class KVCache(LayerCache):
         return grown
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
+        if not has_values(rows):
+            return x[rows]
         copy = empty(x, (len(rows), *x.shape[1:]))
         for i, row in enumerate(rows.tolist()):
             copy[i, :, : self.length].copy_(x[row, :, : self.length])

@@ -11,6 +11,7 @@ from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.support.errors import value_error
+from saccade.support.torch_modes import has_values
 from saccade.support.validation import check_int
 
 
@@ -65,15 +66,16 @@ class LatentCache(KVCache):
         if (
             key.dim() == 4
             and value.shape == (*key.shape[:3], self.latent_dim)
-            and torch.equal(value, latents := self._values_in(key))
+            and (not has_values(key) or torch.equal(value, self._values_in(key)))
         ):
-            value = latents
+            value = self._values_in(key)
         super().fill(key, value, positions=positions)
         self._traffic = Traffic(0, key.nbytes)
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         super()._check_new(query, key, value)
-        if value.shape[3] != self.latent_dim or value.data_ptr() != key.data_ptr() or value.stride() != key.stride():
+        is_elsewhere = has_values(key) and value.data_ptr() != key.data_ptr()
+        if value.shape[3] != self.latent_dim or is_elsewhere or value.stride() != key.stride():
             rule = f"be key[..., :{self.latent_dim}], a view: only the key is stored"
             got, hint = "another tensor", "KVCache() stores separate keys and values"
             raise value_error("value", rule, got, hint=hint)

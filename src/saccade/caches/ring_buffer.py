@@ -14,6 +14,7 @@ from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.masks import Mask, Segments
 from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.torch_modes import any_true, has_values
 from saccade.support.validation import check_int
 
 _FARTHEST = 1 << 62  # beyond all positions
@@ -58,7 +59,7 @@ class RingCache(LayerCache):
     def advance(self, call: Call) -> Tensor:
         table, q_len = call.table, call.key.shape[2]
         run = range(self.length, self.length + q_len)
-        is_run = self.is_run and (call.positions.run == run or bool((table == Positions(run).on(table.device)).all()))
+        is_run = self.is_run and (call.positions.run == run or not any_true(table != Positions(run).on(table.device)))
         if q_len == 1 and self._state:
             out = self._step(call, table, is_run=is_run)
         else:
@@ -183,7 +184,8 @@ class RingCache(LayerCache):
     def _slots_to_write(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
         """Return the batch items, columns and slots of the new tokens to store, restricted to positions below ``stop``.
 
-        Return None if there is only one new token and its position is not below ``stop``.
+        Return None if there is only one new token and its position is not below ``stop``, or if the positions have no
+        values.
         """
         if run is not None and len(run) == 1:
             position, sinks = run[0], self._first_slots
@@ -192,9 +194,11 @@ class RingCache(LayerCache):
         if run is not None and run:  # computed without tensor values, which a dry run lacks
             positions = np.arange(run.start, run.stop, run.step)
             is_last = positions > max(run[0], run[-1]) - self._last_slots
-            columns = torch.from_numpy(((positions < self._first_slots) | is_last) & (positions < stop)).nonzero()[:, 0]
-            kept = torch.from_numpy(positions)[columns]
-            return slice(None), columns.to(table.device), self._slot(kept).to(table.device)
+            kept = (((positions < self._first_slots) | is_last) & (positions < stop)).nonzero()[0]
+            columns, stored = (torch.from_numpy(x).to(table.device) for x in (kept, positions[kept]))
+            return slice(None), columns, self._slot(stored)
+        if not has_values(table):
+            return None
         is_kept = (table < self._first_slots) | (table > table.amax(1, keepdim=True) - self._last_slots)
         rows, columns = (is_kept & (table >= 0) & (table < stop)).nonzero(as_tuple=True)
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])

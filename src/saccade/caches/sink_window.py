@@ -15,6 +15,7 @@ from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import unsupported, value_error
+from saccade.support.torch_modes import any_true
 from saccade.support.validation import check_int, check_type
 
 
@@ -90,7 +91,7 @@ class SinkWindowCache(RingCache):
 
     def _attend_many(self, call: Call, table: Tensor) -> Tensor:
         """Attend with several tokens. Each of them sees the sinks and a separate window."""
-        if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
+        if self.rotary is None or not any_true(table >= self._slots):
             return super()._attend_many(call, table)
         keys, values, kv_positions = self._stored_and_new(call, table)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
@@ -139,7 +140,7 @@ class SinkWindowCache(RingCache):
             reasons.append(f"positions are counted inside the cache, and {call.mask} depends on more than distances")
         before = torch.as_tensor(self._tokens.after, device=table.device).expand(len(table))
         count = (table >= 0).cumsum(1) - 1 + before[:, None]
-        if bool(((table >= 0) & (table != count)).any()):
+        if any_true((table >= 0) & (table != count)):
             reasons.append("positions are counted inside the cache, and the tokens are not at positions 0, 1, 2, …")
         if reasons:
             raise unsupported("rotary", reasons, hint="SinkWindowCache without rotary does not change positions")

@@ -8,7 +8,7 @@ with static or dynamic shapes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -31,7 +31,7 @@ from saccade.masks.convert.serialize import decode, encode
 from saccade.scores.base import TileFunction
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
-from saccade.support.torch_modes import is_autocast, wants_gradient, without_autocast
+from saccade.support.torch_modes import is_autocast, outside_graph, wants_gradient, without_autocast
 
 CALLED_AS = "attention"  # in errors
 
@@ -80,10 +80,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
     if not torch.compiler.is_dynamo_compiling():  # torch.export: an error may be raised
         hint = "a program can contain saccade's masks and scores, bool tensors, and your own frozen dataclasses"
         raise unsupported("torch.export", why, hint=hint)
-    # Arguments that an operator cannot take cause a graph break, or an error with fullgraph=True. Torch's decorator
-    # would have the same effect, but `import saccade` would then import the compiler.
-    torch._dynamo.graph_break(msg=f"attention cannot be one operation: {'; '.join(why)}")
-    outside: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(_attend_eagerly)
+    outside = outside_graph(_attend_eagerly, f"attention cannot be one operation: {'; '.join(why)}")
     return outside(inputs, value, request)
 
 

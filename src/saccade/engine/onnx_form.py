@@ -23,12 +23,24 @@ from saccade.masks.convert.deferred_masks import Pairs, Unread
 from saccade.support.errors import unsupported
 
 CALLED_AS = "attention"  # in errors
+_ATTENTION_OPSET = 23  # the first with an Attention operator
 
 
 def is_exporting() -> bool:
     """Return whether ``torch.onnx.export`` is tracing the program."""
     flags = sys.modules.get("torch.onnx._internal.exporter._flags")
     return bool(getattr(flags, "_is_onnx_exporting", False))
+
+
+def _target_opset() -> int:
+    """Return the opset for which ``torch.onnx.export`` exports, which only its local variables contain."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        opset = frame.f_locals.get("opset_version")
+        if frame.f_globals.get("__name__", "").startswith("torch.onnx.") and isinstance(opset, int):
+            return opset
+    return _ATTENTION_OPSET
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
@@ -46,7 +58,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Te
     needs_lse = request.needs_lse or inputs.sink_logit is not None
     is_standard = inputs.tile_function is None and (inputs.bias is None or isinstance(inputs.bias, DenseTerm))
     # ONNX adds the mask before it caps the scores, so masked pairs would get positive weights.
-    if is_standard and inputs.softcap is None and not needs_lse:
+    if is_standard and inputs.softcap is None and not needs_lse and _target_opset() >= _ATTENTION_OPSET:
         return _by_attention(inputs, value, allowed, is_causal), None
     return _by_definition(inputs, value, allowed)
 
@@ -90,7 +102,7 @@ def pairs_of(rule: Mask, pairs: Pairs, shape: tuple[int, int, int, int], origin:
 
 
 def _by_attention(inputs: AttentionInputs, value: Tensor, allowed: Tensor | None, is_causal: bool) -> Tensor:
-    """Return the output of ONNX's Attention operator, which requires opset 23."""
+    """Return the output of ONNX's Attention operator."""
     query, mask = inputs.query, None if is_causal else allowed
     if inputs.bias is not None:
         bias = inputs.bias.source.to(query.dtype)

@@ -12,6 +12,7 @@ from saccade.integrations.lazy_mask import Placed
 from saccade.integrations.tensor_masks import both
 from saccade.integrations.traced_functions import MaskFunction, closure_of, name_of
 from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
+from saccade.support.torch_modes import any_true
 
 
 def placed_rule(
@@ -52,7 +53,7 @@ def with_padding(placed: Placed, is_token: Tensor) -> Placed:
     """
     rule = placed.rule
     is_token = F.pad(is_token, (0, max(placed.kv_positions.stop - is_token.shape[1], 0)))
-    if bool(is_token.all()):
+    if not any_true(~is_token):
         return placed
     # Positions of a causal text start at its first token; those of a bidirectional text start at the first column.
     before = (is_token.cumsum(1) == 0).sum(1).tolist() if rule.is_causal and placed.texts is None else ()

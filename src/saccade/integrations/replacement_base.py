@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Never
 
 from torch import Tensor, nn
 
@@ -13,7 +14,7 @@ from saccade.integrations.swapped_class import SwappedClass, swap_back, swap_cla
 from saccade.masks import Full, Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
-from saccade.support.errors import unsupported
+from saccade.support.errors import torchscript_unsupported, unsupported
 
 CALLED_AS = "replace_attention"  # the name in error messages
 
@@ -56,6 +57,14 @@ class StandIn(SwappedClass):
     def extra_repr(self) -> str:
         return f"mask={self.mask}"
 
+    def __prepare_scriptable__(self) -> Never:
+        """Refuse ``torch.jit.script``, which calls this method.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise torchscript_unsupported()
+
 
 def swap_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism: Mechanism | None) -> None:
     """Make a module run on saccade, using `swap_class`.
@@ -67,8 +76,10 @@ def swap_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism
         mechanism: the mechanism to copy; `saccade.mechanisms.Softmax` when None.
     """
     copied = Softmax() if mechanism is None else copy.deepcopy(mechanism)
-    like = next(module.parameters())
-    copied.to(like.device, like.dtype).train(module.training)
+    like = next(module.parameters(), None)
+    if like is not None:  # FullyShardedDataParallel takes the parameters out of the module
+        copied.to(like.device, like.dtype)
+    copied.train(module.training)
     swap_class(module, kind)
     assert isinstance(module, StandIn)
     module.mask, module.mechanism = mask, copied

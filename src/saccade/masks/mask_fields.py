@@ -108,18 +108,21 @@ class Table:
     A compiler that traces ``allows`` into a kernel needs tensors that already exist, so call `on` for the device first.
 
     Args:
-        values: the tensor, on the CPU.
+        values: the entries.
     """
 
-    def __init__(self, values: Tensor):
-        self._on = {"cpu": values}
+    def __init__(self, values: np.ndarray[Any, Any]):
+        self._values = values
+        self._on: dict[str, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
         """Return the mask's constant tensor on the given device."""
         name = device.type if device.index is None else f"{device.type}:{device.index}"
+        if not is_tracing() and torch._C._len_torch_dispatch_stack():
+            return torch.from_numpy(self._values).to(device)  # fake and functional modes accept only their own tensors
         copied = self._on.get(name)
         if copied is None:
-            copied = self._on["cpu"].to(device)
+            copied = torch.from_numpy(self._values).to(device)
             if type(copied) is Tensor and not is_tracing():
                 self._on[name] = copied
         return copied

@@ -35,7 +35,7 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, Statistic
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import unsupported
-from saccade.support.torch_modes import is_tracing, is_transformed, wants_gradient, without_autocast
+from saccade.support.torch_modes import is_one_operation, is_transformed, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
@@ -294,7 +294,7 @@ class AttentionMatrix(OfInputs):
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
         request = Request(dropout_p, self.impl, seed)
-        if is_tracing():
+        if is_one_operation():
             return custom_op.attend(self.inputs, value, request)[0]
         out, lse = attend(self.inputs, value, request)
         if type(lse) is Tensor and not lse.requires_grad and not is_transformed():
@@ -314,7 +314,7 @@ class AttentionMatrix(OfInputs):
             return self._lse
         key = self.inputs.key
         nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
-        run = custom_op.attend_with_lse if is_tracing() else attend_with_lse
+        run = custom_op.attend_with_lse if is_one_operation() else attend_with_lse
         return run(self.inputs, nothing, Request(impl=self.impl))[1]
 
     @property

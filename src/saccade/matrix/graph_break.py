@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import is_recorded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,7 +23,7 @@ def outside_graphs(method: F) -> F:
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or is_recorded()):
             return method(self, *args, **kwargs)
         reason = f"{method.__name__}() of a matrix runs block by block, which cannot be one operation of a graph"
         if not torch.compiler.is_dynamo_compiling():

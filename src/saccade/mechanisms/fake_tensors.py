@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.numerics import is_finite
-from saccade.support.torch_modes import is_plain
+from saccade.support.torch_modes import is_plain, is_recorded
 
 _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
@@ -28,10 +28,10 @@ def assuming_finite() -> Iterator[None]:
 def is_readable(*tensors: Tensor) -> bool:
     """Return whether Python code can read the values of tensors and branch on them.
 
-    It cannot under a tracing compiler, inside a transform of ``torch.func``, or with fake or meta tensors. Code that
-    branches on values needs an equivalent path without branches for these cases.
+    It cannot under a tracing compiler or ``make_fx``, inside a transform of ``torch.func``, or with fake or meta
+    tensors. Code that branches on values needs an equivalent path without branches for these cases.
     """
-    return all(is_plain(x) and x.device.type != "meta" for x in tensors)
+    return not is_recorded() and all(is_plain(x) and x.device.type != "meta" for x in tensors)
 
 
 def is_surely_finite(x: Tensor) -> bool:

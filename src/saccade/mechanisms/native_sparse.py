@@ -16,7 +16,7 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.scorers.scorer import ScoreRows, exact_dtype
 from saccade.support.errors import hidden_by_vmap, unsupported, value_error
 from saccade.support.language import Message
-from saccade.support.torch_modes import is_mapped, is_tracing, without_autocast
+from saccade.support.torch_modes import CHOSEN_BY_VALUES, is_mapped, is_tracing, outside_graph, without_autocast
 from saccade.support.validation import ShapeSpec, check_int, check_number
 
 _GATES = ShapeSpec("gates [batch, heads, q_len, 3]")
@@ -132,8 +132,8 @@ class NativeSparse(Approximate):
         batch, heads, q_len, _ = inputs.shape
         if gates is not None:
             _GATES.check(gates, batch=batch, heads=heads, q_len=q_len)
-        if is_tracing():  # the selected keys depend on values, which a traced program cannot contain
-            return torch.compiler.disable(self._sum_of)(inputs, gates)
+        if is_tracing():
+            return outside_graph(self._sum_of, CHOSEN_BY_VALUES)(inputs, gates)
         return self._sum_of(inputs, gates)
 
     def _matrix_of(self, inputs: Inputs) -> Sum:

@@ -11,9 +11,9 @@ from saccade.caches import RecurrentCache
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
-from saccade.mechanisms.features.sequence_order import Order
+from saccade.mechanisms.features.sequence_order import check_in_order
 from saccade.mechanisms.state_spaces import Modes, StateSpaceMatrix
-from saccade.support.errors import unsupported, value_error
+from saccade.support.errors import value_error
 from saccade.support.language import Message
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number
@@ -108,12 +108,7 @@ class S4D(Approximate):
             got = f"{inputs.shape[1]} and {inputs.key.shape[1]}"
             raise value_error("heads", f"be equal to the {self.channels} channels for queries and keys", got)
         visible = Visible.of(inputs)
-        if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
-            reason = (
-                "a state is read in the order in which it was written, so keys must be "
-                "in order and queries must be the last of them"
-            )
-            raise unsupported("positions", [reason], hint="sort the tokens")
+        check_in_order(visible, *inputs.shape[2:])
         query = inputs.query
         return StateSpaceMatrix(
             self.modes(), inputs.shape, visible, dtype=query.dtype, device=query.device, source=("S4D", self.state_dim)

@@ -18,7 +18,7 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.scorers.key_scorers import DotProducts
 from saccade.scorers.scorer import Scorer, ScoreRows
 from saccade.support.errors import hidden_by_vmap, kind, type_error
-from saccade.support.torch_modes import is_mapped, is_tracing, without_autocast
+from saccade.support.torch_modes import CHOSEN_BY_VALUES, is_mapped, is_tracing, outside_graph, without_autocast
 from saccade.support.validation import check_int, check_type, is_integer
 
 
@@ -123,9 +123,8 @@ class TopK(Mechanism):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> AttentionMatrix:
-        if is_tracing():  # the selected keys depend on values, which a traced program cannot contain
-            outside: Callable[..., AttentionMatrix] = torch.compiler.disable(self._matrix_of)
-            return outside(query, key, mask, q_positions, kv_positions)
+        if is_tracing():
+            return outside_graph(self._matrix_of, CHOSEN_BY_VALUES)(query, key, mask, q_positions, kv_positions)
         return self._matrix_of(query, key, mask, q_positions, kv_positions)
 
     def _matrix_of(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from types import NoneType
-from typing import Never
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from saccade.positions import Bias, QueryTemperature, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
-from saccade.support.torch_modes import is_tracing
+from saccade.support.torch_modes import CACHED, is_tracing, outside_graph
 from saccade.support.validation import check_bool, check_type
 
 
@@ -167,7 +167,7 @@ class MultiHeadAttention(AttentionLayer):
             checks.check_nested_call(mask, bias, positions, kv_positions, rotary_positions, cache)
             return self._attend_nested(query, key, value, mask, bias)
         if cache is not None and is_tracing() and not is_dry_run():
-            outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
+            outside: Any = outside_graph(self.forward, CACHED)
             given = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
             return outside(query, key, value, mask=mask, bias=bias, cache=cache, shared=shared, **given)
         call_positions = CallPositions(positions, kv_positions, rotary_positions)
@@ -341,8 +341,9 @@ class MultiHeadAttention(AttentionLayer):
 
         The output is nested in the same way.
         """
-        if is_tracing():  # a compiled graph cannot read the lengths
-            return torch.compiler.disable(self._attend_nested)(query, key, value, mask, bias)
+        if is_tracing():
+            outside = outside_graph(self._attend_nested, "a compiled graph cannot read the lengths of nested tensors")
+            return outside(query, key, value, mask, bias)
         if value is not None and key is None:
             raise value_error("key", "be given together with value", None)
         key = query if key is None else key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from torch import Tensor, nn
 
@@ -38,6 +38,14 @@ class Layer(nn.Module):
         if len(args) > sum(x.kind is x.POSITIONAL_OR_KEYWORD for x in parameters):
             raise torchscript_unsupported()
         return super()._slow_forward(*args, **kwargs)
+
+    def __prepare_scriptable__(self) -> Never:
+        """Refuse ``torch.jit.script``, which calls this method.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise torchscript_unsupported()
 
 
 class AttentionLayer(ArgumentHints, Layer):

@@ -21,7 +21,7 @@ from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
-from saccade.support.torch_modes import is_tracing
+from saccade.support.torch_modes import CACHED, is_tracing, outside_graph
 from saccade.support.validation import check_bool, check_choice, check_int, check_number
 
 _Projected = tuple[Tensor, Tensor, Mask | None, Positions | None]
@@ -148,7 +148,7 @@ class LatentAttention(AttentionLayer):
         if unknown:
             raise unexpected_argument(unknown, self.forward)
         if cache is not None and is_tracing() and not is_dry_run():
-            outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
+            outside = outside_graph(self.forward, CACHED)
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)
         heads, latents, joined, positions = self._project(query, mask, positions, cache)
         form = self._form(heads.shape[2], latents.shape[2] + (0 if cache is None else cache.length), cache)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Never
 
-import torch
 from torch import Tensor, nn
 
 from saccade.caches import CrossCache, LayerCache
@@ -21,7 +20,7 @@ from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
-from saccade.support.torch_modes import is_tracing
+from saccade.support.torch_modes import CACHED, is_tracing, outside_graph
 from saccade.support.validation import check_bool, check_type
 
 
@@ -127,7 +126,7 @@ class NativeSparseAttention(AttentionLayer):
         if unknown:
             raise unexpected_argument(unknown, self.forward)
         if cache is not None and is_tracing() and not is_dry_run():
-            outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
+            outside = outside_graph(self.forward, CACHED)
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)
         q, k, v, joined, places, _ = self._heads(query, mask, positions, bias, cache)
         compute_matrix = partial(self.mechanism, gates=self._gates(query))

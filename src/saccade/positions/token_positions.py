@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import describe, hidden_by_vmap, type_error, value_error
-from saccade.support.torch_modes import has_values, is_mapped, is_tracing, is_transformed
+from saccade.support.torch_modes import any_true, has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import is_integer
 
 _LARGEST = 1 << 62  # sums of positions must fit into int64
@@ -100,7 +100,7 @@ class Positions:
 
         This suffices for a cache, because the positions of later tokens depend only on the last position.
         """
-        if isinstance(after, Tensor) and len(after) and bool((after == after[0]).all()):
+        if isinstance(after, Tensor) and len(after) and has_values(after) and bool((after == after[0]).all()):
             after = int(after[0])
         return _consecutive(after - 1, 1)
 
@@ -184,7 +184,7 @@ class Positions:
         table = new.on(device).expand(batch, -1)
         last = torch.as_tensor(self.after, device=device).expand(batch) - 1
         reached = torch.cat([last[:, None], table], 1).cummax(1).values
-        if bool(((table >= 0) & (table <= reached[:, :-1])).any()):
+        if any_true((table >= 0) & (table <= reached[:, :-1])):
             return None
         return Positions.ending_before(reached[:, -1] + 1)
 
@@ -193,7 +193,7 @@ class Positions:
         if self.run is not None:
             return self.run.start if self.run.step == 1 or len(self.run) == 1 else None
         table = self.on()
-        if not table.numel():
+        if not table.numel() or not has_values(table):
             return None
         first = int(table[0, 0])
         run = torch.arange(first, first + table.shape[1], device=table.device)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _pop_mode_temporarily as _without_function_mode
 from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispatch_mode
+
+_RECORDS = torch._C._TorchDispatchModeKey.PROXY
+_FUNCTIONAL = torch._C._functorch.TransformType.Functionalize
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Reasons of `outside_graph`.
+CACHED = "a cache changes with each call, so a compiled graph cannot contain it"
+CHOSEN_BY_VALUES = "the selected keys depend on values, which a compiled graph does not have"
 
 is_tracing = torch.compiler.is_compiling  # the same object, which Dynamo evaluates while it traces
 """Return whether a compiler traces the program, in which case nothing may be cached and no values may be read.
@@ -21,6 +31,34 @@ any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Return whether autocast may be enabled on any device. This quick check lets callers skip slower ones."""
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 """Return whether a transform of ``torch.func`` is active. Attention must then be a single autograd function."""
+
+
+def is_one_operation() -> bool:
+    """Return whether attention must be one operator: in a traced program, and for ``torch.func.functionalize``."""
+    if is_tracing() or is_recorded():
+        return True
+    return is_transformed() and torch._C._functorch.peek_interpreter_stack().key() == _FUNCTIONAL
+
+
+def is_recorded() -> bool:
+    """Return whether ``make_fx`` records operations, for which `is_tracing` is False.
+
+    It must not record how kernels run, which for fake tensors only gives shapes.
+    """
+    if is_tracing() or not torch._C._len_torch_dispatch_stack():  # Dynamo cannot trace the second
+        return False
+    return torch._C._get_dispatch_mode(_RECORDS) is not None
+
+
+def outside_graph(function: Callable[P, R], reason: str) -> Callable[P, R]:
+    """Return a function that a compiler runs between two graphs; with ``fullgraph=True``, it raises the reason.
+
+    Torch's decorator would do the first, but `import saccade` would then import the compiler.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=reason)
+    outside: Callable[P, R] = torch.compiler.disable(function)
+    return outside
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -79,6 +117,11 @@ def has_forward_derivatives() -> bool:
 def has_values(x: Tensor) -> bool:
     """Return whether a tensor has values. It has none on the meta device and under FakeTensorMode."""
     return not x.is_meta and not isinstance(x, FakeTensor)
+
+
+def any_true(marks: Tensor) -> bool:
+    """Return whether a bool tensor has a True value. A tensor without values counts as all False."""
+    return has_values(marks) and bool(marks.any())
 
 
 def is_plain(x: Tensor) -> bool:

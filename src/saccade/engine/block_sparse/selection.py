@@ -13,6 +13,7 @@ from saccade.engine.block_sparse.index import row_bounds
 from saccade.engine.inputs import AttentionInputs
 from saccade.plan.key_ranges import Bounds
 from saccade.support.errors import value_error
+from saccade.support.torch_modes import any_true
 
 _ENTRIES, _FEWEST = 1 << 18, 32  # number of scores processed at a time, and the smallest number of rows
 _MOST_RANGES = 8  # up to this number of ranges per row, visible keys are counted without evaluating pairs
@@ -33,7 +34,7 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
     least = top.values.masked_fill(is_nan, math.inf).amin(-1, keepdim=True)
     tied = (scores == least).sum(-1) > (top.values == least).sum(-1)
     tied &= (least[..., 0] > -math.inf) & ~is_nan.all(-1)
-    if bool(tied.any()):
+    if any_true(tied):
         rows, low = scores[tied], least[tied]
         above, equal = (rows > low) | rows.isnan(), rows == low
         missing = k - above.sum(-1, keepdim=True)

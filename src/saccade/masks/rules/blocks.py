@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from saccade.masks.mask import Domain, Mask
@@ -57,7 +56,7 @@ class Blocks(Mask):
         nested = array.reshape(-1, *array.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)
-        object.__setattr__(self, "_table", Table(torch.tensor(self.layout, device="cpu")))
+        object.__setattr__(self, "_table", Table(np.array(self.layout)))
 
     @property
     def shape(self) -> tuple[int, int]:

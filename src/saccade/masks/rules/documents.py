@@ -6,7 +6,7 @@ import dataclasses
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from types import NoneType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -285,7 +285,7 @@ def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:
     return lengths, np.cumsum(lengths)
 
 
-def _document_table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
+def _document_table(lengths: tuple[tuple[int, ...], ...]) -> np.ndarray[Any, Any]:
     """Return the document of each position (-1 if none) and its start, int64 [2, items, 1 + positions + 1]."""
     longest = max(sum(item) for item in lengths)
     table = np.full((2, len(lengths), longest + 2), -1, dtype=np.int64)
@@ -295,4 +295,4 @@ def _document_table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
         inside = table[:, number, 1 : 1 + int(sizes.sum())]
         inside[0] = np.repeat(np.arange(len(sizes)), sizes)
         inside[1] = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return torch.from_numpy(table)
+    return table

@@ -60,7 +60,7 @@ class Global(Mask):
         object.__setattr__(self, "positions", tuple(sorted(set(numbers))))
         object.__setattr__(self, "sees", sees)
         object.__setattr__(self, "seen", seen)
-        object.__setattr__(self, "_table", Table(torch.tensor(self.positions, dtype=torch.int64, device="cpu")))
+        object.__setattr__(self, "_table", Table(np.array(self.positions, dtype=np.int64)))
 
     @property
     def hides_keys_only(self) -> bool:

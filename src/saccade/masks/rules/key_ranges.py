@@ -6,7 +6,6 @@ import dataclasses
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from saccade.masks.mask import EVERYWHERE, Domain, Mask
@@ -40,7 +39,7 @@ class KeyRanges(Mask):
     def __post_init__(self) -> None:
         content = (self.starts.shape, self.columns, self.starts.tobytes(), self.ends.tobytes())
         object.__setattr__(self, "_hash", hash(content))
-        object.__setattr__(self, "_table", Table(torch.from_numpy(np.stack([self.starts, self.ends]))))
+        object.__setattr__(self, "_table", Table(np.stack([self.starts, self.ends])))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, KeyRanges) or self._hash != other._hash or self.columns != other.columns:

@@ -73,7 +73,7 @@ class Padding(Mask):
         object.__setattr__(self, "lengths", numbers)
         object.__setattr__(self, "side", side)
         object.__setattr__(self, "padded_len", padded_len if side == "left" else None)
-        object.__setattr__(self, "_table", Table(torch.from_numpy(np.stack(self._edges()))))
+        object.__setattr__(self, "_table", Table(np.stack(self._edges())))
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -67,9 +67,9 @@ class Tree(Mask):
         rows = values if values and isinstance(values[0], Iterable) else [values]
         items = tuple(_parents_of_item(row) for row in rows)
         longest = max(map(len, items))
-        table = torch.full((3, len(items), longest), -1, dtype=torch.int64, device="cpu")
+        table = np.full((3, len(items), longest), -1, dtype=np.int64)
         for number, item in enumerate(items):
-            table[:, number, : len(item)] = torch.from_numpy(_intervals(item))
+            table[:, number, : len(item)] = _intervals(item)
         object.__setattr__(self, "parents", items)
         object.__setattr__(self, "_intervals", Table(table[:2]))
         object.__setattr__(self, "_depths", Table(table[2]))

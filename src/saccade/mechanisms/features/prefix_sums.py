@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.caches.recurrent import Memory
 from saccade.engine.tiles.grouped_heads import product
 from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
-from saccade.support.torch_modes import is_tracing
+from saccade.support.torch_modes import is_one_operation
 
 
 def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
@@ -37,7 +37,7 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
     groups, width, value_dim]`` and one chunk in addition to inputs and output.
     """
     line = Line() if line is None else line
-    run = _operation if is_tracing() else _PrefixSums.apply
+    run = _operation if is_one_operation() else _PrefixSums.apply
     return run(a, b, c, *line, reverse)
 
 

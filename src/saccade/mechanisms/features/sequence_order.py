@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from saccade.caches.recurrent import Memory
 from saccade.matrix import Matrix
+from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.chunks import Line
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.linear_time import take_rows
-from saccade.support.errors import value_error
+from saccade.support.errors import unsupported, value_error
 
 
 class Order(NamedTuple):
@@ -147,6 +148,27 @@ def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: T
     return rows if visible.hidden_rows is None else rows & ~visible.hidden_rows[:, None]
 
 
+def check_in_order(visible: Visible, q_len: int, kv_len: int) -> None:
+    """Raise unless keys are in order of position and queries are the last of them, as a recurrent state requires.
+
+    Raises:
+        UnsupportedError: they are not, or nobody can know, because the positions have no readable values.
+    """
+    if not Order.of(visible, q_len, kv_len).is_sorted:
+        return
+    if is_readable(visible.q_positions, visible.kv_positions):
+        reason, hint = (
+            (
+                "a state is read in the order in which it was written, so keys must be "
+                "in order and queries must be the last of them"
+            ),
+            "sort the tokens, or use a mechanism without a state",
+        )
+    else:
+        reason, hint = "the order of tokens follows from positions whose values cannot be read here", "pass a range"
+    raise unsupported("positions", [reason], hint=hint)
+
+
 class Continued(Protocol):
     """The interface of a linear-time matrix that continues from the recurrent state of earlier tokens."""
 
@@ -162,7 +184,8 @@ def check_memory(
         hint = "combine it with masks.Causal(), or use a KVCache, which stores the tokens themselves"
         rule = "be causal: a state sums over earlier tokens"
         raise value_error("mask", rule, visible.rule, hint=hint)
-    if order is None or order.is_sorted or order.past or matrix.shape[2] != matrix.shape[3]:
+    check_in_order(visible, *matrix.shape[2:])
+    if order is None or order.past or matrix.shape[2] != matrix.shape[3]:
         raise value_error("positions", "be those of the keys, in order", "other positions")
     if memory is None:
         return

@@ -12,10 +12,10 @@ from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
 from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
-from saccade.mechanisms.features.sequence_order import Order
+from saccade.mechanisms.features.sequence_order import check_in_order
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.errors import describe, unsupported, value_error
+from saccade.support.errors import describe, value_error
 from saccade.support.language import Message
 from saccade.support.validation import check_number, check_type
 
@@ -73,12 +73,7 @@ class Recurrence(Approximate):
         beta = gates.pop() if gates else None
         _check_heads(inputs, decay, beta)
         visible = Visible.of(inputs) if visible is None else visible
-        if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
-            reason = (
-                "a state is read in the order in which it was written, so keys must be "
-                "in order and queries must be the last of them"
-            )
-            raise unsupported("positions", [reason], hint="sort the tokens, or use a mechanism without a state")
+        check_in_order(visible, *inputs.shape[2:])
         if decay is not None:
             decay = decay.clamp(min=_LEAST)  # -inf is valid: it empties the state
         tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta, recall) if x is not None])

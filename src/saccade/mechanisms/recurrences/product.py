@@ -19,7 +19,7 @@ from saccade.mechanisms.recurrences.recurrence_spec import (
     product_by_token,
     split_chunks,
 )
-from saccade.support.torch_modes import is_tracing
+from saccade.support.torch_modes import is_one_operation
 
 
 def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
     Cost: O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim) time, and memory for one group of chunks
     in addition to inputs and output. The backward pass stores the inputs and one state for each group.
     """
-    run = _operation if is_tracing() else _Product.apply
+    run = _operation if is_one_operation() else _Product.apply
     out, last, _ = run(*rule.tensors, value, state, segment, rule.scale, rule.is_delta)
     return out, last
 
@@ -184,12 +184,12 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     grad, grad_state, _ = grads
-    if torch.is_grad_enabled() and not is_tracing():
+    if torch.is_grad_enabled() and not is_one_operation():
         return _differentiable(ctx, grad, grad_state)
     bad = None if is_surely_finite(grad) else ~grad.isfinite().all(-1, keepdim=True)
     grad = grad if bad is None else grad.masked_fill(bad, 0.0)
     saved: tuple[Any, ...] = (*ctx.saved_tensors[:9], ctx.scale, ctx.is_delta, grad, grad_state)
-    run: Any = _gradient_operation if is_tracing() else _gradients
+    run: Any = _gradient_operation if is_one_operation() else _gradients
     query, key, decay, beta, recall, value, state = run(*saved)
     if bad is not None:
         query = query.masked_fill(bad, math.nan)
