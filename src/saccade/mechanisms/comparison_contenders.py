@@ -1,4 +1,4 @@
-"""What compare() runs: the tensors of a call, exact attention under a mask, and torch's attention."""
+"""The contenders of compare(): the tensors of a call, exact attention under a mask, and torch's attention."""
 
 from __future__ import annotations
 
