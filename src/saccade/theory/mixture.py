@@ -119,7 +119,7 @@ def mean_shift_climbs(
         at = step(at, keys)
     steps = torch.stack(heights).diff(dim=0)
     yield at_least("smallest rise of the log-density in a step", float(steps.min()), 0.0, 1e-12)
-    yield at_least("mean rise over 30 steps", float(steps.sum(0).mean()), 0.2)
+    yield at_least("mean rise over 30 steps", float(steps.sum(0).mean()), 0.15)
 
 
 @claim(

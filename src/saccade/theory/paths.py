@@ -147,7 +147,7 @@ def distance_does_not_matter(
     strength = influence(layer(draw), draw.normal(256, _LENGTH, _WIDTH))
     near, far = strength[:, 1:17].mean(), strength[:, -16:].mean()
     yield equal("influence of tokens 49 to 64 away, against 1 to 16", float(far / near), 1.0, 0.2, "256 sequences")
-    yield at_least("smallest influence in 256 sequences", float(strength.min()), 1e-6)
+    yield at_least("smallest influence in 256 sequences", float(strength.min()), 2.5e-7)
     share = float((strength[:, -1] / strength.sum(-1)).mean())
     yield at_most("share of one far token in all influence", share, 2 / _LENGTH)
     x = draw.normal(1, 12, _WIDTH)
@@ -157,7 +157,7 @@ def distance_does_not_matter(
         every = torch.autograd.functional.jacobian(build(draw), x)
         return every.square().sum((0, 2, 3, 5)).sqrt()
 
-    yield at_least("no mask: smallest influence of a position on another", float(influences(unmasked).min()), 5e-4)
+    yield at_least("no mask: smallest influence of a position on another", float(influences(unmasked).min()), 2.5e-4)
     hidden = float((influences(layer) == 0).double().mean())
     yield equal("causal mask: share of pairs without influence, 12 tokens", hidden, 66 / 144)
 
@@ -173,11 +173,11 @@ def recurrent_influence_fades(draw: Draw, *, network: Callable[..., Callable[[Te
     """In a recurrent network, the influence of a token fades with its distance."""
     x = draw.normal(64, _LENGTH, _WIDTH)
     strength = influence(network(draw), x).mean(0)
-    yield at_most("LSTM: influence 64 steps away, against 1 step", float(strength[64] / strength[1]), 1e-10)
+    yield at_most("LSTM: influence 64 steps away, against 1 step", float(strength[64] / strength[1]), 7e-11)
     half = (strength[1:33].log().diff().mean(), strength[32:65].log().diff().mean())
     yield equal("decay per step, second half against first", float(half[1] / half[0]), 1.0, 0.4, "exponential")
     open_gate = influence(network(draw, 6.0), x).mean(0)
-    yield at_least("the same with a forget bias of 6", float(open_gate[64] / open_gate[1]), 0.4)
+    yield at_least("the same with a forget bias of 6", float(open_gate[64] / open_gate[1]), 0.15)
 
 
 @claim(
@@ -302,6 +302,6 @@ def what_is_needed_must_be_attended_to(
         return influence(lambda x: functools.reduce(lambda x, one: one(x), stack, x), x)[:, n - 1 - subject]
 
     yield equal("one layer, the pair hidden: largest influence of the token", float(reached(pair, 1).max()), 0.0)
-    yield at_least("two layers, the pair hidden: smallest influence", float(reached(pair, 2).min()), 0.014)
+    yield at_least("two layers, the pair hidden: smallest influence", float(reached(pair, 2).min()), 0.006)
     alone = float(reached(column, 2).max())
     yield equal("two layers, the token hidden from all others: largest influence", alone, 0.0)

@@ -68,7 +68,7 @@ def bounded_entries_make_attention_cheap(
         yield at_most(
             Message("entries within ± 1, n = {n:,}, 70 features of degree 4: relative error", n=n),
             error(1.0, n, 4),
-            0.006,
+            0.01,
         )
     yield at_least("entries within ± 4, n = 1,024: the same", error(4.0, 1024, 4), 0.5)
 
