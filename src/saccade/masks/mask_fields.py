@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import hidden_by_vmap, shown, type_error, value_error
-from saccade.support.torch_modes import is_mapped, is_tracing
+from saccade.support.torch_modes import is_mapped, is_tracing, unobserved
 from saccade.support.validation import are_integers, check_holds_values, check_int
 
 POSITION_BITS = 62
@@ -113,7 +113,8 @@ class Table:
 
     def __init__(self, values: np.ndarray[Any, Any]):
         self._values = values
-        self._on: dict[str, Tensor] = {}
+        with unobserved():  # a tensor of a fake or functional mode would be useless outside of it
+            self._on = {"cpu": torch.from_numpy(values)}
 
     def on(self, device: torch.device) -> Tensor:
         """Return the mask's constant tensor on the given device."""
@@ -122,7 +123,7 @@ class Table:
             return torch.from_numpy(self._values).to(device)  # fake and functional modes accept only their own tensors
         copied = self._on.get(name)
         if copied is None:
-            copied = torch.from_numpy(self._values).to(device)
+            copied = self._on["cpu"].to(device)
             if type(copied) is Tensor and not is_tracing():
                 self._on[name] = copied
         return copied
