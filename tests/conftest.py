@@ -16,6 +16,13 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 pytest_plugins = ["pytester", "saccade_pytest"]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Refuse parameters in a set: their order differs between processes, and pytest-xdist then runs no test."""
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        if any(isinstance(values, set | frozenset) for values in (*mark.args[1:2], *mark.kwargs.values())):
+            raise pytest.UsageError(f"{metafunc.definition.nodeid}: parameters must NOT be a set. Hint: pass a list.")
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Refuse a test named after a set: its order differs between processes, and pytest-xdist then runs no test."""
     parameters = getattr(item, "callspec", None)
