@@ -116,6 +116,7 @@ MATRICES: Makes = {
     "DeltaProduct": lambda: mechanisms.DeltaProduct(1),
     "RWKV7": mechanisms.RWKV7,
     "Mesa": mechanisms.Mesa,
+    "PaTH": lambda: mechanisms.PaTH(1),  # keys of four channels: the key, a vector, a strength and a forget gate
     "SSD": lambda: mechanisms.SSD(2),
     "S4D": lambda: mechanisms.S4D(2, 4),
     "ShortConvolution": lambda: mechanisms.ShortConvolution(2, 3),
@@ -191,6 +192,7 @@ CAUSAL_ONLY = (
     "DeltaProduct",
     "RWKV7",
     "Mesa",
+    "PaTH",
     "SSD",
     "S4D",
     "CompressiveMemory",

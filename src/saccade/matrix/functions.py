@@ -22,7 +22,7 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
 from saccade.support.argument_hints import unexpected_argument
-from saccade.support.torch_modes import is_one_operation, is_tracing
+from saccade.support.torch_modes import is_one_operation, is_tracing, is_transformed, num_dispatch_modes
 
 OBSERVERS: list[Callable[[AttentionInputs, Impl], None]] = []
 """Functions called with the inputs after each `attention` or `attention_with_lse`. A recording adds its own."""
@@ -85,7 +85,8 @@ def attention(
         q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    run = custom_op.attend if is_one_operation() else attend
+    has_modes = is_tracing() or num_dispatch_modes() or is_transformed()  # each Python call counts
+    run = custom_op.attend if has_modes and is_one_operation() else attend
     is_default = type(dropout_p) is float and dropout_p == 0.0 and impl == "auto"
     out = run(inputs, value, DEFAULT if is_default else Request(dropout_p, impl))[0]
     for observe in OBSERVERS:

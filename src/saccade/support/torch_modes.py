@@ -31,11 +31,13 @@ any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Return whether autocast may be enabled on any device. This quick check lets callers skip slower ones."""
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 """Return whether a transform of ``torch.func`` is active. Attention must then be a single autograd function."""
+num_dispatch_modes = torch._C._len_torch_dispatch_stack
+"""Return the number of active dispatch modes. Dynamo cannot trace it, so check `is_tracing` first."""
 
 
 def is_one_operation() -> bool:
     """Return whether attention must be one operator: in a traced program, and for ``torch.func.functionalize``."""
-    if is_tracing() or is_recorded():
+    if is_tracing() or (num_dispatch_modes() and is_recorded()):  # two conditions, since each Python call counts
         return True
     return is_transformed() and torch._C._functorch.peek_interpreter_stack().key() == _FUNCTIONAL
 
@@ -45,7 +47,7 @@ def is_recorded() -> bool:
 
     It must not record how kernels run, which for fake tensors only gives shapes.
     """
-    if is_tracing() or not torch._C._len_torch_dispatch_stack():  # Dynamo cannot trace the second
+    if is_tracing() or not num_dispatch_modes():
         return False
     return torch._C._get_dispatch_mode(_RECORDS) is not None
 
