@@ -11,8 +11,8 @@ from torch import Tensor
 from saccade.auditing.finding import ClaimResult, CounterExample, Kind
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.language import Message
+from saccade.tasks import IGNORED
 
-_IGNORED = -100
 _BOUNDARY_ARGUMENTS = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seqlens", "document_ids")
 
 
@@ -132,7 +132,7 @@ class SetupBatch:
         labels, ids, real = labels.cpu(), self.ids.cpu(), self.documents >= 0
         starts = torch.zeros_like(real)  # the first token of a row is never predicted
         starts[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & real[:, 1:] & real[:, :-1]
-        learned = labels != _IGNORED
+        learned = labels != IGNORED
         learned[:, 0] = False
         cases = {
             "padding has labels": (learned & ~real, "leak"),

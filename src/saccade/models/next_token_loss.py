@@ -13,8 +13,8 @@ from saccade.masks import And, BlockDiffusion, Documents, Mask, Padding
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import type_error, value_error
 from saccade.support.torch_modes import has_values, is_tracing, is_transformed
+from saccade.tasks import IGNORED
 
-IGNORED = -100  # the label that torch ignores by default
 _LOGITS = 1 << 22  # logits in one chunk: 16 MiB in float32, which fit into a processor's cache
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,11 @@ from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Rule, Tile, Triang
 # fused operation processes short calls more slowly (its inner block is 32, 64 or 256 rows for calls of at least
 # 1, 192 or 768 rows).
 TILE_COST = 30_000
-_PAIR_COST, _SHORT_PAIR_COST = 290 / 235, 290 / 190  # with fewer than 768 rows, and with fewer than 192
 _KEY_PRICE = 8.0  # cost of reading a key, which matters only for few rows
 _FEW_ROWS = 16
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
-_FEW_RANGES = 512  # largest number of key ranges, all groups together, for which the cost of a layout is sampled
 _FEW_GROUPS = 64  # largest number of groups for which the cost of a layout is summed tile by tile
+_FEW_RANGES = 512  # number of key ranges that a sample of more groups has, to estimate their cost
 
 
 class Sizes(NamedTuple):
@@ -100,8 +99,7 @@ class Layout:
 
     def _cost_by_bounds(self) -> float:
         rows = self.groups.rows
-        costs = np.where(rows >= 768, 1.0, np.where(rows >= 192, _PAIR_COST, _SHORT_PAIR_COST + _KEY_PRICE / rows))
-        pairs = self.copies * rows * self.widths * costs
+        pairs = self.copies * rows * self.widths * _cost_of_pair(rows)
         return float(pairs.sum() + self.residuals.sum() + TILE_COST * len(rows))
 
     def tiles(self) -> Iterable[Tile]:
@@ -161,10 +159,10 @@ class Layout:
         return TILE_COST * (1 + gaps) + pairs
 
 
-def _cost_of_pair(rows: int) -> float:
-    if rows >= 192:
-        return 1.0 if rows >= 768 else _PAIR_COST
-    return _SHORT_PAIR_COST + _KEY_PRICE / rows
+def _cost_of_pair(rows: Any) -> Any:
+    """Return the cost of a pair in tiles of some heights, an int or an array."""
+    is_high, is_middle = rows >= 768, (rows >= 192) & (rows < 768)
+    return is_high + is_middle * (290 / 235) + (rows < 192) * (290 / 190 + _KEY_PRICE / rows)
 
 
 def _is_native(strip: ColumnRange) -> bool:

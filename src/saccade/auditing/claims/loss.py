@@ -13,8 +13,8 @@ from saccade.auditing.claims.model_measurements import ModelMeasurements, first_
 from saccade.auditing.finding import ClaimResult, CounterExample, Kind
 from saccade.auditing.runner import Unanswered
 from saccade.support.language import Message
+from saccade.tasks import IGNORED
 
-_IGNORED = -100
 _NOUNS = ("the loss at output", "the label of token")
 _CLOSE = 1e-4  # relative to the loss; means over different sets of labels differ by more
 
@@ -47,7 +47,7 @@ def _labels(measured: ModelMeasurements) -> Tensor:
     first = torch.cat([torch.ones(len(ids), 1, dtype=torch.bool), documents[:, 1:] != documents[:, :-1]], 1)
     ignored = first | ~measured.checked_rows
     ignored[-1, -2:] = True  # treat the last two tokens as padding
-    return ids.masked_fill(ignored.to(ids.device), _IGNORED)
+    return ids.masked_fill(ignored.to(ids.device), IGNORED)
 
 
 def _run(measured: ModelMeasurements, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,9 +68,9 @@ def _run(measured: ModelMeasurements, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_rows(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> tuple[CounterExample | None, str]:
     """Compare the labels that the loss reads, according to its gradient, with the labels that it should read."""
-    following = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
+    following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     read = grad.flatten(2).abs().amax(-1) > 0
-    wanted = following != _IGNORED
+    wanted = following != IGNORED
     if bool((bad := read & ~wanted).any()):
         size = float(grad[bad].norm() / grad.norm())
         return _found("leak", bad, size), "rows whose label is ignored have a gradient"

@@ -12,8 +12,7 @@ from saccade.masks import Documents, Mask
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_type
-
-_IGNORED = -100  # the label that torch ignores by default
+from saccade.tasks import IGNORED
 
 
 class Packed(NamedTuple):
@@ -55,7 +54,7 @@ class Packed(NamedTuple):
             got = f"{list(self.tokens.shape)} {self.tokens.dtype}"
             raise type_error("packed", "contain token ids, ints [1, total]", got)
         targets = self.tokens.long().roll(-1, 1)
-        return targets.index_fill_(1, self.cu_seqlens[1:].long()[self.cu_seqlens.diff() > 0] - 1, _IGNORED)
+        return targets.index_fill_(1, self.cu_seqlens[1:].long()[self.cu_seqlens.diff() > 0] - 1, IGNORED)
 
     def mask(self, rule: Mask | None = None) -> Documents:
         """Return a mask that restricts attention to each packed sequence; ``rule`` counts positions from its start."""
