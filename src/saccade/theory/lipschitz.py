@@ -57,7 +57,7 @@ def self_attention_is_lipschitz(
             Message("norm of the Jacobian, tokens of length {r}, over length {half}", r=r, half=r // 2),
             growth,
             4.0,
-            0.03 if r == 32 else 0.008,
+            30 / r**2,
             "the law r²",
         )
         yield apart("the same", growth, 1.0, 2.5)
