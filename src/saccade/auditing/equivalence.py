@@ -15,7 +15,7 @@ from saccade.auditing.equivalence_pairs import FullRun, RunPair, packed_with_our
 from saccade.auditing.float64 import TrueFloat64, describe_error, float64_copy
 from saccade.auditing.rounding_noise import (
     FACTOR,
-    confirmed_noise,
+    autocast_noise,
     jitter,
     relative,
     restoring_state,
@@ -159,27 +159,25 @@ def pairs_under_autocast(
 ) -> list[Pair]:
     """Compare, under autocast to bfloat16, those pairs of runs that are equal without autocast.
 
-    The allowed difference is `FACTOR` times the effect of one rounding to bfloat16 in every module.
+    The allowed difference is `FACTOR` times the effect of one rounding (see `autocast_noise`).
 
     Args:
         runner, ids, claims, seed: see `compare_run_pairs`.
     """
     equal = {pair.name for pair in compare_run_pairs(runner, ids, claims, seed=seed) if pair.verdict == "held"}
-    found = []
+    named = [(Message("under autocast: {name}", name=name), run_pair) for name, run_pair in claims if name in equal]
     with restoring_state(runner.model), torch.no_grad(), torch.autocast(ids.device.type, torch.bfloat16):
         runner.model.eval()
-        whole, noise = _with_noise(runner, ids, seed)
-        model = _ModelInDtype(runner, whole, noise, FACTOR * noise, weakness(noise), nullcontext)
-        for name, run_pair in claims:
-            if name not in equal:
-                continue
-            words = Message("under autocast: {name}", name=name)
-            pair = _run_pair(words, run_pair, [model])
-            if pair.verdict == "broken":
-                allowed = confirmed_noise(runner.model, lambda: runner.whole(ids), pair.difference, seed, whole)
-                pair = _run_pair(words, run_pair, [model._replace(allowed=max(allowed, model.allowed))])
-            found.append(pair)
-    return found
+        whole = runner.whole(ids)
+
+        def compared(found: float) -> list[Pair]:
+            noise = autocast_noise(runner.model, lambda: runner.whole(ids), whole, found, seed)
+            model = _ModelInDtype(runner, whole, noise, FACTOR * noise, weakness(noise), nullcontext)
+            return [_run_pair(words, run_pair, [model]) for words, run_pair in named]
+
+        pairs = compared(0.0)
+        broken = [pair.difference for pair in pairs if pair.verdict == "broken"]
+        return compared(max(broken)) if broken else pairs
 
 
 def _in_both_dtypes(

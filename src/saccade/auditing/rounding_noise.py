@@ -57,6 +57,7 @@ def jitter(
     repeats: int = 3,
     seed: int = 0,
     tables: float = 0.0,
+    weights: float = 0.0,
     base: Tensor | None = None,
 ) -> float:
     """Measure how much a single rounding error in every module changes a model's outputs.
@@ -71,12 +72,14 @@ def jitter(
         seed: seed of the signs.
         tables: relative change of untrained tables, such as sinusoidal positions. If the model runs in a wider dtype
             than the one in which the tables were stored, pass the rounding error of the latter.
+        weights: relative change of parameters with two dimensions or more, drawn for each repeat. If the model rounds
+            its weights when it uses them, as under autocast, pass that rounding error.
         base: the result of ``run``, if it is already known.
 
     Returns:
         The largest change, relative to the root mean square of the outputs.
 
-    Cost: ``repeats`` runs, and one more run without ``base``.
+    Cost: ``repeats`` runs, and one more run without ``base``; memory for a copy of the changed tables and weights.
     """
     draw = torch.Generator().manual_seed(check_int("seed", seed, 0))
     times = check_int("repeats", repeats)
@@ -85,30 +88,46 @@ def jitter(
         base = run() if base is None else base
         handles = []
         stored = [(table, table.detach().clone()) for table in _tables(model)] if tables else []
+        matrices = [(one, one.detach().clone()) for one in _rounded_weights(model)] if weights else []
+
+        def change() -> float:
+            for matrix, own in matrices:
+                matrix.data.copy_(own * (1 + weights * _signs(own, draw)))
+            torch.clear_autocast_cache()  # which holds the weights of the run before
+            return relative(run(), base)
+
         try:
             for leaf in leaves:
                 handles.append(leaf.register_forward_hook(lambda module, args, out: _perturbed(out, draw)))
             for table, own in stored:
-                table.data.mul_(1 + tables * torch.randn(own.shape, generator=draw).sign().to(own))
-            return max(relative(run(), base) for _ in range(times))
+                table.data.mul_(1 + tables * _signs(own, draw))
+            return max(change() for _ in range(times))
         finally:
             for handle in handles:
                 handle.remove()
-            for table, own in stored:
+            for table, own in (*stored, *matrices):
                 table.data.copy_(own)
+            torch.clear_autocast_cache()
 
 
-def confirmed_noise(
-    model: nn.Module, run: Callable[[], Tensor], found: float, seed: int, base: Tensor, factor: float = FACTOR
-) -> float:
-    """Return the allowed difference, measured more often if the difference ``found`` exceeds it.
+def autocast_noise(model: nn.Module, run: Callable[[], Tensor], rows: Tensor, found: float, seed: int) -> float:
+    """Return the effect of one rounding in the result of every module, in every weight matrix and in the rows.
 
-    In bfloat16, a router may choose another expert in a few rows, which three repeats of `jitter` may not show.
+    Weights are rounded to bfloat16, because the result of a module may be float32 although autocast ran its products
+    in bfloat16. The effect is measured more often if the difference ``found`` is larger than `FACTOR` times the effect:
+    in bfloat16, a router may choose another expert in a few rows, which three repeats of `jitter` may not show.
+
+    Args:
+        model, run, seed: see `jitter`; autocast is on.
+        rows: the result of ``run``.
+        found: a difference between two runs, relative to the root mean square of the rows.
     """
-    allowed = factor * jitter(model, run, seed=seed, base=base)
-    if found <= allowed:
-        return allowed
-    return max(allowed, factor * jitter(model, run, _REPEATS, seed + 1, base=base))
+    weights = torch.finfo(torch.bfloat16).eps / 2  # the largest relative error of rounding to nearest
+    last = relative(rows * (1 + torch.finfo(rows.dtype).eps), rows)
+    noise = jitter(model, run, seed=seed, weights=weights, base=rows)
+    if found > FACTOR * (noise + last):
+        noise = max(noise, jitter(model, run, _REPEATS, seed + 1, weights=weights, base=rows))
+    return noise + last
 
 
 @contextmanager
@@ -137,6 +156,15 @@ def _tables(model: nn.Module) -> list[Tensor]:
     parameters = list(model.parameters())
     frozen = [own for own in parameters if not own.requires_grad] if any(p.requires_grad for p in parameters) else []
     return [own for own in (*frozen, *model.buffers()) if own.is_floating_point() and own.dim() >= 2]
+
+
+def _rounded_weights(model: nn.Module) -> list[Tensor]:
+    """Return the parameters with two dimensions or more that a conversion to bfloat16 changes."""
+    return [own for own in model.parameters() if own.dim() >= 2 and own.dtype in (torch.float32, torch.float16)]
+
+
+def _signs(like: Tensor, draw: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=draw).sign().to(like)
 
 
 def _copy(buffer: Tensor | None) -> Tensor | None:

@@ -6,6 +6,7 @@ from tests.auditing import model_zoo as zoo
 from tests.auditing.random_models import draw
 from tests.auditing.small_transformer import Layer, small
 from torch import nn
+from torch.nn import functional as F
 
 from saccade import audit, masks
 
@@ -118,6 +119,75 @@ def test_right_models_hold_in_every_way(make):
     found = {claim.name: claim.verdict for claim in report.claims if "autocast" in claim.name}
     assert set(found.values()) == {"held"}, str(report)
     assert {"autocast = float32", "under autocast: packed", "under autocast: steps: two halves"} <= found.keys()
+
+
+class MultiHead(nn.Module):
+    """Attention that adds its result, of bfloat16 under autocast, to rows in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.norm = nn.MultiheadAttention(32, 4, batch_first=True), nn.LayerNorm(32)
+
+    def forward(self, x):
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return self.norm(x + self.attention(x, x, x, attn_mask=future, need_weights=False)[0])
+
+
+class Functional(nn.Module):
+    """A module without submodules, whose products are functions of its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(4, 32, 32) / 32**0.5)
+
+    def forward(self, x):
+        q, k, v = (x @ own for own in self.weights[:3])
+        return F.layer_norm(x + F.scaled_dot_product_attention(q, k, v, is_causal=True) @ self.weights[3], (32,))
+
+
+class First(nn.Module):
+    """A recurrence whose rows are the first of its results."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(32, 32, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+class Tied(nn.Embedding):
+    """A head that is a function of the embeddings."""
+
+    def forward(self, ids):
+        x = super().forward(ids)
+        return F.linear(x + F.scaled_dot_product_attention(x, x, x, is_causal=True), self.weight)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("make", [MultiHead, Functional, First, None])
+def test_products_in_bfloat16_whose_results_are_float32_accuse_no_model(make):
+    torch.manual_seed(0)
+    model = Tied(101, 32) if make is None else nn.Sequential(nn.Embedding(101, 32), make())
+    report = audited(model, rule=CAUSAL)
+    assert report["autocast = float32"].verdict == "held", str(report)
+    assert report["under autocast: one by one = in a batch"].verdict == "held", str(report)
+    assert report["autocast = float32"].largest > 0
+
+
+class Refusing(Tied):
+    """A model that doubles its rows in training, and cannot run under autocast."""
+
+    def forward(self, ids):
+        if is_autocast():
+            raise RuntimeError("no kernel for bfloat16")
+        return super().forward(ids) * (2 if self.training else 1)
+
+
+def test_a_model_that_cannot_run_under_autocast_has_its_other_claims_answered():
+    report = audited(Refusing(101, 32), rule=CAUSAL)
+    assert broken(report) == {"in training, without dropout"}, str(report)
+    assert report["training"].why == "RuntimeError: no kernel for bfloat16"
 
 
 def test_a_router_that_bfloat16_flips_accuses_no_model():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from saccade.auditing.claims.batch import batch
 from saccade.auditing.claims.compiled import compiled
@@ -18,7 +18,7 @@ from saccade.auditing.float64 import describe_error
 from saccade.auditing.runner import Unanswered, WrongArgument
 from saccade.support.errors import shown, value_error
 
-CLAIMS: Mapping[str, Callable[[ModelMeasurements], Sequence[ClaimResult]]] = {
+CLAIMS: Mapping[str, Callable[[ModelMeasurements], Iterable[ClaimResult]]] = {
     "states": states,
     "positions": positions,
     "window": window,

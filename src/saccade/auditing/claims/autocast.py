@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from saccade.auditing.claims.compared import claim_of
@@ -11,21 +13,23 @@ from saccade.auditing.equivalence_pairs import autocast_pairs
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.leak_location import first_module
 from saccade.auditing.probe_sets import row_sets, separating_sets
-from saccade.auditing.rounding_noise import FACTOR, confirmed_noise, row_differences
+from saccade.auditing.rounding_noise import FACTOR, autocast_noise, row_differences
 from saccade.auditing.runner import Unanswered
 from saccade.support.language import Message
 
 _SETS = 6
 
 
-def autocast(measured: ModelMeasurements) -> list[ClaimResult]:
+def autocast(measured: ModelMeasurements) -> Iterator[ClaimResult]:
     """Check a model under autocast: what its rows depend on, their values, and equivalent ways of running it.
 
     The allowed difference is derived from the rounding of bfloat16: four times the effect, on this model under
-    autocast, of one unit in the last place in the result of every module. Ways of running that are not equal without
-    autocast are left out.
+    autocast, of one rounding in the result of every module and in every weight matrix. Ways of running that are not
+    equal without autocast are left out.
     """
-    return [_reach(measured), _as_without(measured), *_pairs(measured)]
+    yield _reach(measured)
+    yield _as_without(measured)
+    yield from _pairs(measured)
 
 
 def _reach(measured: ModelMeasurements) -> ClaimResult:
@@ -70,10 +74,11 @@ def _as_without(measured: ModelMeasurements) -> ClaimResult:
     with torch.autocast(subject.vectors.device.type, torch.bfloat16):
         rows = subject.run()
         moved = row_differences(rows, subject.rows).cpu().masked_fill(~measured.checked_rows, 0)
-        allowed = confirmed_noise(subject.module, subject.run, float(moved.max()), measured.seed, rows)
-    size = float(moved.max())
+        size = float(moved.max())
+        noise = autocast_noise(subject.module, subject.run, rows, size, measured.seed)
+    allowed = FACTOR * noise
     if size <= allowed:
-        return ClaimResult(name, "held", size, allowed, why=weakness(allowed / FACTOR))
+        return ClaimResult(name, "held", size, allowed, why=weakness(noise))
     row = first_of(moved > allowed)
     return result(name, CounterExample("differs", row, None, size, "", "autocast", subject.passes), allowed=allowed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from saccade.auditing.leak_location import SavedRuns
 from saccade.auditing.runner import Runner
 
 
-def training(measured: ModelMeasurements) -> list[ClaimResult]:
+def training(measured: ModelMeasurements) -> Iterator[ClaimResult]:
     """Check that running a model in the ways of a training step gives the same rows and gradients as a plain run."""
     ids = measured.ids
     pairs: dict[str, RunPair] = {
@@ -25,8 +26,8 @@ def training(measured: ModelMeasurements) -> list[ClaimResult]:
         "gradients, recomputed": _checkpointed(ids, gradients=True),
         "while it fills a cache": lambda full_run: (full_run.runner.filling_cache(ids), full_run.whole),
     }
-    claims = [_with_module(measured, claim) for claim in compared(measured, pairs)]
-    return [*claims, *autocast(measured)]
+    yield from (_with_module(measured, claim) for claim in compared(measured, pairs))
+    yield from autocast(measured)
 
 
 def _with_module(measured: ModelMeasurements, claim: ClaimResult) -> ClaimResult:
