@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.generated_part import with_generated
 from benchmarks.survey.table import written
@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("name", nargs="*", help="kinds of models, such as llama, or packages; all when none")
     parser.add_argument("--part", nargs="*", choices=PARTS, default=tuple(PARTS), help="what is measured")
     parser.add_argument("--add", action="store_true", help="keep the other cells of the results")
-    parser.add_argument("--by", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS, help="implementations")
+    parser.add_argument(
+        "--by", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS, help="implementations in transformers"
+    )
     parser.add_argument("--results", type=Path, default=Path("survey.json"), help="the file of the results")
     parser.add_argument("--page", nargs="*", type=Path, help="measure nothing: update the table of these pages")
     parser.add_argument("--compare", nargs="*", type=Path, help="results of several versions, oldest first, to compare")
@@ -60,17 +62,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         page.write_text(text, "utf-8")
 
 
+class Part(NamedTuple):
+    """A part of the survey: versions of its packages, all names that choose models of it, and the chosen cells."""
+
+    versions: dict[str, str]
+    names: set[str]
+    work: list[tuple[str, str, Callable[[], Cell]]]
+
+
 def _measure(options: argparse.Namespace) -> None:
-    """Measure each part, and write the results after each."""
+    """Measure the parts that have one of the names, and write the results after each; other results are kept."""
     results: dict[str, Any] = json.loads(options.results.read_text("utf-8")) if options.results.exists() else {}
+    parts = {name: PARTS[name](options.name, options.by) for name in options.part}
+    if unknown := set(options.name).difference(*(part.names for part in parts.values())):
+        rule = f"be kinds of models or packages of the parts {', '.join(parts)}"
+        raise value_error("name", rule, ", ".join(sorted(unknown)))
+    parts = {name: part for name, part in parts.items() if part.work}
     if not options.add:
-        results = {name: one for name, one in results.items() if _part_of(name) not in options.part}
-    for part in options.part:
-        unfinished = options.results.with_suffix(f".{part}.unfinished")
-        survey = PARTS[part](options.name, options.by, options.jobs, unfinished)
-        kept = results.get("packages", {}) if part == "packages" else results
-        survey = _joined(kept, survey) if kept.get("cells") else survey
-        results |= {"packages": survey} if part == "packages" else survey
+        results = {name: one for name, one in results.items() if _part_of(name) not in parts}
+    kept = {name: results.get("packages", {}) if name == "packages" else results for name in parts}
+    for name, part in parts.items():
+        _check_versions(kept[name].get("versions", {}), part.versions)
+    for name, part in parts.items():
+        unfinished = options.results.with_suffix(f".{name}.unfinished")
+        cells = _cells(part.work, part.versions, options.jobs, unfinished)
+        survey = _joined(kept[name], {"versions": part.versions, "cells": cells})
+        results |= {"packages": survey} if name == "packages" else survey
         _write(options.results, results)
         unfinished.unlink()
 
@@ -79,22 +96,27 @@ def _part_of(name: str) -> str:
     return "packages" if name == "packages" else "transformers"
 
 
-def _joined(kept: dict[str, Any], survey: dict[str, Any]) -> dict[str, Any]:
-    """Return the kept cells of a survey with those of a new one, model by model."""
-    versions = kept["versions"] | survey["versions"]
-    if versions != survey["versions"] | kept["versions"]:
+def _check_versions(kept: dict[str, str], installed: dict[str, str]) -> None:
+    """Raise an error if the kept results are of another version of a package."""
+    if kept | installed != installed | kept:
         hint = "leave out --add to replace the results"
-        raise value_error("versions", f"be those of the results, {kept['versions']}", survey["versions"], hint=hint)
+        raise value_error("versions", f"be those of the results, {kept}", installed, hint=hint)
+
+
+def _joined(kept: dict[str, Any], survey: dict[str, Any]) -> dict[str, Any]:
+    """Return the kept cells of a survey, if there are any, with those of a new one, model by model."""
+    if not kept.get("cells"):
+        return survey
     names = sorted({**kept["cells"], **survey["cells"]})
     cells = {name: kept["cells"].get(name, {}) | survey["cells"].get(name, {}) for name in names}
-    return {"versions": versions, "cells": cells}
+    return {"versions": kept["versions"] | survey["versions"], "cells": cells}
 
 
 def _write(path: Path, results: dict[str, Any]) -> None:
     write_whole(path, memoryview((json.dumps(results, indent=0, ensure_ascii=False) + "\n").encode()))
 
 
-def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int, unfinished: Path) -> dict[str, Any]:
+def _survey(names: Sequence[str], implementations: Sequence[str]) -> Part:
     import torch  # noqa: PLC0415
 
     try:
@@ -111,30 +133,27 @@ def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int, unf
         return measure(*cell)
 
     transformers.logging.set_verbosity_error()
-    chosen = [one for one in architectures() if not names or one.name in names]
+    every = architectures()
+    chosen = [one for one in every if not names or one.name in names]
     if chosen:
         measure(chosen[0], "eager")  # imports the packages before the processes fork
-    cells = [(one, implementation) for one in chosen for implementation in implementations]
+    work = [(one.key, name, partial(uncompiled, one, name)) for one in chosen for name in implementations]
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    results = _cells(
-        [(one.key, name, partial(uncompiled, one, name)) for one, name in cells], versions, jobs, unfinished
-    )
-    return {"versions": versions, "cells": results}
+    return Part(versions, {one.name for one in every}, work)
 
 
-def _survey_packages(
-    names: Sequence[str], implementations: Sequence[str], jobs: int, unfinished: Path
-) -> dict[str, Any]:
-    """Measure the models of packages, each as it is; a package that is not installed gives the reason as its result."""
+def _survey_packages(names: Sequence[str], _implementations: Sequence[str]) -> Part:
+    """Return the models of packages, each as it is; a package that is not installed gives the reason as its result."""
     import torch  # noqa: PLC0415
 
     from benchmarks.survey.package_models import package_models, versions  # noqa: PLC0415
     from benchmarks.survey.package_result import measure_package  # noqa: PLC0415
 
-    chosen = [one for one in package_models() if not names or {one.key, one.distribution} & set(names)]
+    every = package_models()
+    chosen = [one for one in every if not names or {one.key, one.distribution} & set(names)]
     work = [(one.key, "as it is", partial(measure_package, one)) for one in chosen]
-    installed = {"torch": torch.__version__} | versions(chosen)
-    return {"versions": installed, "cells": _cells(work, installed, jobs, unfinished)}
+    known = {name for one in every for name in (one.key, one.distribution)}
+    return Part({"torch": torch.__version__} | versions(chosen), known, work)
 
 
 def _cells(
@@ -156,7 +175,7 @@ def _cells(
 
 
 PARTS = {"transformers": _survey, "packages": _survey_packages}
-"""The functions that measure each part."""
+"""The functions that return each part, for the names of models and implementations."""
 
 
 if __name__ == "__main__":

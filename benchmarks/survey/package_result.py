@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.survey.package_models import PackageModel
+from benchmarks.survey.package_models import LENGTH, PackageModel
 from benchmarks.survey.result import Broken, Cell, finite, printed
 from saccade.auditing.audit import audit
 from saccade.auditing.finding import ClaimResult
 from saccade.auditing.float64 import describe_error
+from saccade.auditing.reproduction_script import cuts_of, training_lines
 from saccade.auditing.runner import Runner, Side, Unanswered
 
 
@@ -128,31 +128,18 @@ def _claim_lines(claim: str, entry: PackageModel) -> list[str]:
     if claim in ("batch", "one by one = in a batch"):
         return ["off(torch.cat([run(one) for one in x.split(1)]), run(x))"]
     if claim == "in training, without dropout":
-        return [
-            "want = run(x)",
-            "for part in model.train().modules():",
-            '    zero = {n: 0.0 for n, v in vars(part).items() if type(v) is float and ("drop" in n or n == "p")}',
-            "    part.__dict__.update(zero)",
-            "off(run(x), want)",
-        ]
+        return training_lines("model.train().modules()", "x")
     if claim.startswith("padded"):
-        ends, real = (("x", "0 * x[:, :8]"), f":{24}") if claim.endswith("right") else (("0 * x[:, :8]", "x"), "8:")
+        ends, real = (("x", "0 * x[:, :8]"), f":{LENGTH}") if claim.endswith("right") else (("0 * x[:, :8]", "x"), "8:")
         return [
             f"want = run(x); wide = torch.cat([{', '.join(ends)}], 1); mask = wide > 0",
             f"padded = lambda x, mask: {entry.padded}",
             f"off(padded(wide, mask)[:, {real}], want)",
         ]
     if claim.startswith("steps"):
-        cuts = {
-            "one token first": "[1]",
-            "one token last": "[23]",
-            "two halves": "[12]",
-            "one by one": "list(range(1, 24))",
-        }
-        cut = cuts.get(re.sub(r"^steps: ", "", claim), "list(range(5, 24, 5))")
         return [
             f"step = lambda x, state: {entry.step}; state, rows = None, []",
-            f"for piece in x.tensor_split({cut}, 1):",
+            f"for piece in x.tensor_split({cuts_of(claim, LENGTH)}, 1):",
             "    out, state = step(piece, state); rows.append(out)",
             "off(torch.cat(rows, 1), run(x))",
         ]

@@ -168,6 +168,20 @@ def test_cells_are_added_to_kept_results(tmp_path):
     results.write_text(results.read_text("utf-8").replace(transformers.__version__, "4.0"), "utf-8")
     with pytest.raises(ValueError, match=r"(?s)versions must be those of the results, .*4\.0.*; got .*--add"):
         main(["gpt2", "--by", "saccade", "--add", *run])
+    assert list(tmp_path.iterdir()) == [results]  # nothing was measured before the error
+
+
+def test_results_of_other_parts_are_kept_and_unknown_names_change_nothing(tmp_path):
+    results = tmp_path / "results.json"
+    kept = json.dumps({"versions": {"torch": "2"}, "cells": {"llama": {}}})
+    results.write_text(kept, "utf-8")
+    with pytest.raises(ValueError, match=r"name must be kinds of models or packages of the parts .*; got lama"):
+        main(["llama", "lama", "--results", str(results)])
+    assert results.read_text("utf-8") == kept
+    main(["fair-esm: ESM-2", "--results", str(results), "--jobs", "1"])
+    written_results = json.loads(results.read_text("utf-8"))
+    assert written_results["cells"] == {"llama": {}}
+    assert set(written_results["packages"]["cells"]) == {"fair-esm: ESM-2"}
 
 
 @pytest.mark.parametrize("language", PAGES)

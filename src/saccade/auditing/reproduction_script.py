@@ -167,12 +167,22 @@ def _batched(claim: _Claim) -> list[str]:
 
 
 def _trained(claim: _Claim) -> list[str]:
+    return training_lines("(model.config, *model.train().modules())", "ids")
+
+
+def training_lines(parts: str, ids: str) -> list[str]:
+    """Return the lines of a bug script that compare a model in training, without dropout, with evaluation.
+
+    Args:
+        parts: an expression for all objects that may hold a dropout probability.
+        ids: the name of the input.
+    """
     return [
-        "want = run(ids)",
-        "for part in (model.config, *model.train().modules()):",
+        f"want = run({ids})",
+        f"for part in {parts}:",
         '    zero = {n: 0.0 for n, v in vars(part).items() if type(v) is float and ("drop" in n or n == "p")}',
         "    part.__dict__.update(zero)",
-        "off(run(ids), want)",
+        f"off(run({ids}), want)",
     ]
 
 
@@ -212,25 +222,25 @@ def _packed(claim: _Claim) -> list[str]:
 def _stepped(claim: _Claim) -> list[str]:
     return [
         "state, rows = None, []",
-        f"for piece in ids.tensor_split({_cuts(claim)}, 1):",
+        f"for piece in ids.tensor_split({cuts_of(claim.name, claim.n)}, 1):",
         f'    out = model(input_ids=piece, use_cache=True, **({{}} if state is None else {{"{claim.cache}": state}}))',
         f"    state, rows = out.{claim.cache}, [*rows, out{claim.read}]",
         "off(torch.cat(rows, 1), run(ids))",
     ]
 
 
-def _cuts(claim: _Claim) -> str:
-    """Return the positions where the test of a claim cuts a text into chunks."""
-    if found := re.search(r"cut at (\d+)", claim.name):
+def cuts_of(claim: str, n: int) -> str:
+    """Return an expression for the positions where the test of a claim cuts a text of ``n`` tokens into chunks."""
+    if found := re.search(r"cut at (\d+)", claim):
         return f"[{found[1]}]"
     splits = {
         "one token first": "[1]",
-        "one token last": f"[{claim.n - 1}]",
-        "two halves": f"[{claim.half}]",
-        "one by one": f"list(range(1, {claim.n}))",
-        "pieces of 5": f"list(range(5, {claim.n}, 5))",
+        "one token last": f"[{n - 1}]",
+        "two halves": f"[{n // 2}]",
+        "one by one": f"list(range(1, {n}))",
+        "pieces of 5": f"list(range(5, {n}, 5))",
     }
-    return splits[claim.name.removeprefix("steps: ")]
+    return splits[claim.removeprefix("steps: ")]
 
 
 def _cached(claim: _Claim) -> list[str]:
