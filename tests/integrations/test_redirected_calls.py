@@ -8,7 +8,19 @@ from abc import ABC
 
 import pytest
 import torch
-from tests.integrations.own_code_attention import STYLES, Base, Block, D, H, Model, Seq2Seq, Written, heads
+from tests.integrations.own_code_attention import (
+    FUNCTIONS,
+    STYLES,
+    Base,
+    Block,
+    D,
+    H,
+    Model,
+    Seq2Seq,
+    StaticCache,
+    Written,
+    heads,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -337,37 +349,10 @@ def test_a_class_that_cannot_be_swapped_keeps_its_code_and_its_parts_are_redirec
     assert [one.name for one in replaced] == ["0.inner"]
 
 
-class StaticCache(nn.Module):
-    """Self-attention with a cache of fixed length, whose free slots are masked."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function, self.filled = function, 0
-        self.register_buffer("keys", torch.zeros(2, H, L + 3, D // H, dtype=torch.float64))
-        self.register_buffer("values", torch.zeros(2, H, L + 3, D // H, dtype=torch.float64))
-
-    def forward(self, x, rule=None):
-        first, last = self.filled, self.filled + x.shape[1]
-        self.filled = last
-        q = heads(x)
-        self.keys[:, :, first:last], self.values[:, :, first:last] = q.sin(), q.cos()
-        place = torch.arange(L + 3)
-        allowed = place <= torch.arange(first, last)[:, None]
-        if rule is not None:
-            allowed = allowed & rule.to_dense(L + 3)[0, 0, first:last]
-        return self.function(q, self.keys, self.values, allowed).transpose(1, 2).flatten(2)
-
-
-FUNCTIONS = {
-    "sdpa": F.scaled_dot_product_attention,
-    "written": lambda q, k, v, allowed: ((q @ k.mT) / 2).masked_fill(~allowed, -1e9).softmax(-1) @ v,
-}
-
-
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_a_window_counts_from_the_query_and_not_from_the_free_slots_of_a_cache(function):
     x, rule, steps = inputs(), masks.Window(2, 0), [slice(0, 5), slice(5, 6), slice(6, 9)]
-    plain, changed, edited = (nn.Sequential(StaticCache(function)) for _ in range(3))
+    plain, changed, edited = (nn.Sequential(StaticCache(function, L + 3)) for _ in range(3))
     sc.replace_attention(changed, mask=rule, cross_attention=[])
     with sc.intervene(edited) as edit:
         edit.mask("0", None, rule)

@@ -33,7 +33,7 @@ from saccade.integrations.forward_proxy import CapturedCall, Running, capture_fo
 from saccade.integrations.mha_function import function_matrix, function_output
 from saccade.integrations.other_packages import VisibleFunction, visible_functions
 from saccade.integrations.redirect_mode import beneath_redirection, is_engine
-from saccade.integrations.redirected_call import Call, Redirected
+from saccade.integrations.redirected_call import Call, Redirected, placed_before_free_slots
 from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output
 from saccade.matrix import DenseMatrix, Impl, matrix_from_inputs
 from saccade.matrix.functions import OBSERVERS
@@ -164,7 +164,7 @@ def capture_code_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterato
 def _emit(make: Any, output: AnyOutput | None = None) -> None:
     """Emit an attention call to the innermost running module's listeners, unless a saccade kernel made the call."""
     if not _is_called_by_engine(sys._getframe(1)):
-        emit_all([(listener, make) for listener in _listeners()], output)
+        emit_all([(listener, lambda: placed_before_free_slots(make())) for listener in _listeners()], output)
 
 
 def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) -> None:

@@ -221,7 +221,7 @@ def _written_out(x: object) -> object:
     return x.written_out() if isinstance(x, LazyMask) else x
 
 
-def dense_at(allowed: Tensor, q: range, kv: range) -> Mask:
+def dense_at(allowed: Tensor, q: range, kv: range) -> Dense:
     """Convert a bool tensor ``[batch | 1, heads | 1, q_len | 1, kv_len]`` to a mask rule at the given positions."""
     if allowed.shape[2] == 1 and len(q) > 1:  # one row for all queries
         return Dense(F.pad(allowed, (kv.start, 0)))

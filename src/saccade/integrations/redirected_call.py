@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from saccade.engine.inputs import AttentionInputs
+from saccade.integrations.lazy_mask import dense_at
 from saccade.integrations.tensor_masks import joined
 from saccade.masks import Dense, Mask
-from saccade.matrix import AttentionMatrix, Matrix
+from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
+from saccade.support.torch_modes import has_values
 
 
 class Call(NamedTuple):
@@ -57,14 +60,12 @@ def without_free_slots(call: Call) -> Call:
     if call.q_len >= kv_len or call.returns_weights:
         return call
     inputs = call.matrix(None).inputs
-    rule, bias = inputs.rule, None if inputs.bias is None else inputs.bias.source
-    if not isinstance(rule, Dense) or rule.allowed.shape[3] != kv_len:
+    used = _used_keys(inputs)
+    if used == kv_len:
         return call
-    seen = rule.allowed.flatten(0, 2).any(0).nonzero()
-    used = int(seen[-1]) + 1 if len(seen) else kv_len
-    if not call.q_len <= used < kv_len:
-        return call
-    key, allowed = inputs.key[:, :, :used], Dense(rule.allowed[..., :used])
+    assert isinstance(inputs.rule, Dense)
+    bias = None if inputs.bias is None else inputs.bias.source
+    key, allowed = inputs.key[:, :, :used], Dense(inputs.rule.allowed[..., :used])
     bias = bias if bias is None or bias.shape[3] != kv_len else bias[..., :used]
 
     def matrix(more: Mask | None) -> AttentionMatrix:
@@ -72,3 +73,40 @@ def without_free_slots(call: Call) -> Call:
         return AttentionMatrix(inputs.query, key, joined(allowed, more), **options)
 
     return call._replace(matrix=matrix, value=call.value[:, :, :used])
+
+
+def placed_before_free_slots(matrix: Matrix) -> Matrix:
+    """Return a call's matrix with its last query at the last key that any query may attend to, in a static cache.
+
+    Other matrices are returned unchanged. Keys belong to a static cache if a mask tensor hides the last of them, and
+    each query's own key, counted in this way, is the last that it may attend to. The shape stays the same.
+    """
+    if not isinstance(matrix, AttentionMatrix):
+        return matrix
+    inputs, (_, _, q_len, kv_len) = matrix.inputs, matrix.shape
+    used, has_terms = _used_keys(inputs), inputs.bias is not None and not inputs.bias.is_materialised
+    if used == kv_len or has_terms or inputs.modification is not None:  # these depend on positions
+        return matrix
+    assert isinstance(inputs.rule, Dense)
+    rule, first, allowed = inputs.rule, used - q_len, inputs.rule.allowed
+    if q_len > 1:
+        if allowed.shape[2] == 1 or bool(allowed.triu(first + 1).any()):
+            return matrix
+        rule = dense_at(allowed, range(first, used), range(kv_len))
+    return matrix_from_inputs(inputs.replaced(rule=rule, origin=(first, 0)), matrix.impl)
+
+
+def _used_keys(inputs: AttentionInputs) -> int:
+    """Return the number of keys without those at the end that a mask tensor hides from all queries.
+
+    It is the number of all keys if positions were given, if there are as many queries, or if values cannot be read.
+    """
+    rule, (_, _, q_len, kv_len) = inputs.rule, inputs.shape
+    has_positions = inputs.row_positions is not None or inputs.origin != (kv_len - q_len, 0)
+    if q_len >= kv_len or has_positions or not isinstance(rule, Dense) or rule.allowed.shape[3] != kv_len:
+        return kv_len
+    if not has_values(rule.allowed):
+        return kv_len
+    seen = rule.allowed.flatten(0, 2).any(0).nonzero()
+    used = int(seen[-1]) + 1 if len(seen) else kv_len
+    return used if q_len <= used else kv_len

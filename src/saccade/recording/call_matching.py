@@ -25,6 +25,7 @@ class CallEnd(NamedTuple):
     Attributes:
         newest: the key of the last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.
         last: the last key of the call; it differs from ``newest`` if the cache has free slots.
+        first_column: index of the call's first key in the full text.
         tokens: number of keys in the full text up to the last token.
         kv_len: number of keys in the call.
         position: position of the last query; None if batch items have different positions.
@@ -32,6 +33,7 @@ class CallEnd(NamedTuple):
 
     newest: Tensor | None
     last: Tensor | None
+    first_column: int
     tokens: int
     kv_len: int
     position: int | None
@@ -42,10 +44,10 @@ class CallEnd(NamedTuple):
         matrix = matrix_of_call(matrix)
         kv_len, key = matrix.shape[3], _key_of(matrix)
         if key is None or not kv_len:
-            return cls(None, None, kv_len, kv_len, None)
+            return cls(None, None, first_column, kv_len, kv_len, None)
         index = index_of_last_key(matrix)
         newest, last = key[:, :, index].clone(), key[:, :, -1].clone()
-        return cls(newest, last, first_column + index + 1, kv_len, _position_of_last(matrix))
+        return cls(newest, last, first_column, first_column + index + 1, kv_len, _position_of_last(matrix))
 
     def extended(self, matrix: Matrix) -> int | None:
         """Return the full-text index of a later call's first key if that call extends this call's keys, or None.
@@ -76,7 +78,7 @@ class CallEnd(NamedTuple):
             return None
         if not (isinstance(matrix, AttentionMatrix) and torch.equal(key[:, :, -1], self.last)):
             return None
-        return max(self.tokens - 1 - index_of_last_key(matrix), 0)
+        return self.first_column
 
     def _is_alike(self, key: Tensor) -> bool:
         assert self.newest is not None
