@@ -245,7 +245,8 @@ class _WithinModule:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        with _running.within(_Running(self.handler, replace(self.site, calls=self.calls))), self.recomputed():
+        site = replace(self.site, calls=self.calls, checkpoint=running_checkpoint())
+        with _running.within(_Running(self.handler, site)), self.recomputed():
             yield
 
 
