@@ -35,7 +35,7 @@ from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
-from saccade.support.torch_modes import has_forward_derivatives, is_transformed
+from saccade.support.torch_modes import has_forward_derivatives, is_recorded, is_transformed
 
 Run = Callable[[AttentionCall], Tensor | None]
 """A function that returns the output of an attention call, ``[batch, heads, q_len, value_dim]``.
@@ -291,12 +291,10 @@ def _operation(x: Any) -> Any:
 
 def is_eager() -> bool:
     """Return whether torch runs operations eagerly, so that attention can be fused."""
-    is_traced = torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
+    is_traced = torch._C._get_tracing_state() is not None or is_recorded()
     is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     return not (is_traced or is_captured or is_transformed() or has_forward_derivatives())
 
-
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 _MAY_WRITE = frozenset(
     x for x in vars(F).values() if "inplace" in getattr(getattr(x, "__code__", None), "co_varnames", ())

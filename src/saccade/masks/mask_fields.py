@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import hidden_by_vmap, shown, type_error, value_error
-from saccade.support.torch_modes import is_mapped, is_tracing, unobserved
+from saccade.support.torch_modes import is_mapped, is_tracing, num_dispatch_modes, unobserved
 from saccade.support.validation import are_integers, check_holds_values, check_int
 
 POSITION_BITS = 62
@@ -119,7 +119,7 @@ class Table:
     def on(self, device: torch.device) -> Tensor:
         """Return the mask's constant tensor on the given device."""
         name = device.type if device.index is None else f"{device.type}:{device.index}"
-        if not is_tracing() and torch._C._len_torch_dispatch_stack():
+        if not is_tracing() and num_dispatch_modes():
             return torch.from_numpy(self._values).to(device)  # fake and functional modes accept only their own tensors
         copied = self._on.get(name)
         if copied is None:

@@ -145,7 +145,7 @@ def _unobserved() -> Iterator[None]:
     with ExitStack() as stack:
         while torch._C._len_torch_function_stack():
             stack.enter_context(_without_function_mode())
-        while torch._C._len_torch_dispatch_stack():
+        while num_dispatch_modes():
             stack.enter_context(_without_dispatch_mode())
         stack.enter_context(torch.inference_mode(False))  # switches gradients on
         stack.enter_context(torch.no_grad())
