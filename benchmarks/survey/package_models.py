@@ -231,30 +231,14 @@ def _timm() -> Iterator[PackageModel]:
     sizes = "img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4, num_classes=0"
     features = "model.forward_features(torch.nn.functional.fold(x.mT, 32, 8, stride=8){})"
     patches = "torch.randn(2, 16, 192)"
-    for name, file, cls, more, call, rule in (
-        ("ViT", "vision_transformer", "VisionTransformer", "class_token=False, global_pool='avg'", "", "full"),
-        (
-            "ViT, causal",
-            "vision_transformer",
-            "VisionTransformer",
-            "class_token=False, global_pool='avg'",
-            ", is_causal=True",
-            "causal",
-        ),
-        ("EVA", "eva", "Eva", "class_token=False, global_pool='avg', use_rot_pos_emb=True", "", "full"),
-        (
-            "EVA, causal",
-            "eva",
-            "Eva",
-            "class_token=False, global_pool='avg', use_rot_pos_emb=True",
-            ", is_causal=True",
-            "causal",
-        ),
+    for name, file, cls, more in (
+        ("ViT", "vision_transformer", "VisionTransformer", ""),
+        ("EVA", "eva", "Eva", ", use_rot_pos_emb=True"),
     ):
-        made = f"{cls}({sizes}, {more})"
-        yield PackageModel(
-            "timm", name, f"from timm.models.{file} import {cls}", made, features.format(call), rule, patches
-        )
+        imports = f"from timm.models.{file} import {cls}"
+        made = f"{cls}({sizes}, class_token=False, global_pool='avg'{more})"
+        yield PackageModel("timm", name, imports, made, features.format(""), "full", patches)
+        yield PackageModel("timm", f"{name}, causal", imports, made, features.format(", is_causal=True"), x=patches)
     for name in (*_TIMM_SIZED, *_TIMM_OTHERS):
         made = f"timm.create_model({name!r}, num_classes=5{', img_size=64' if name in _TIMM_SIZED else ''})"
         run = "model(x.view(-1, 3, 64, 64))[:, None]"
@@ -292,12 +276,7 @@ def _fla() -> Iterator[PackageModel]:
     four = f"{three}, g.transpose(1, 2)"
     yield model("linear_attn.naive_recurrent_linear_attn", "q, k, v", state=initial)
     yield model("gla.naive_recurrent_gla", f"q, k, v, {forget}", state=initial)
-    yield model(
-        "retention.naive_retention",
-        "q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)",
-        is_pair=False,
-        heads_first=True,
-    )
+    yield model("retention.naive_retention", three, is_pair=False, heads_first=True)
     yield model("simple_gla.naive_recurrent_simple_gla", f"q, k, v, {one_gate}", state=initial)
     yield model("simple_gla.naive_chunk_simple_gla", f"q, k, v, {one_gate}, chunk_size=8")
     yield model("simple_gla.naive_parallel_simple_gla", f"q, k, v, {one_gate}")

@@ -205,3 +205,11 @@ def test_an_audit_runs_any_module_as_its_runner_does(dropped: int, verdict: str)
     assert report["steps: two halves"].verdict == verdict, str(report)
     assert report["states"].finding.module == "layer"  # no argument separates the texts
     assert report["batch"].verdict == report["reach"].verdict == "held"
+
+
+def test_outputs_are_those_of_the_runner() -> None:
+    runner = ReaderRunner(Reader(0), outputs=lambda out: out[0])
+    with pytest.raises(ValueError, match="outputs must be left out with a Runner"):
+        audit(runner, masks.Causal(), length=12, outputs=lambda out: out[0] * 2)
+    with pytest.raises(ValueError, match="outputs must be left out with a Runner"):
+        sameness(runner, torch.arange(12)[None], outputs=lambda out: out[0] * 2)

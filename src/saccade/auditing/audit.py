@@ -21,7 +21,7 @@ from saccade.auditing.compiled_model import CompiledModelUnderTest, is_compiled,
 from saccade.auditing.declared_rules import Declared, from_config, ruled_modules, rules_of
 from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, default_rules, is_encoder_decoder, joint_rules
 from saccade.auditing.end_to_end import EndToEnd
-from saccade.auditing.equivalence import sameness
+from saccade.auditing.equivalence import runner_of, sameness
 from saccade.auditing.finding import ClaimResult, CounterExample, Verdict
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.inputs import InputFormat, check_no_dropout, rows_to_check
@@ -95,7 +95,7 @@ def audit(
         padding: bool ``[batch, length]``, True at tokens and False at padding. Rows of padding are not checked. When
             None, there is no padding. For an encoder-decoder, each row holds the source followed by the target.
         outputs: a function that extracts the output rows from the model's result; by default the logits, the hidden
-            states or the tensor itself.
+            states or the tensor itself. A `Runner` has its own.
         packed: lengths of texts, into which the first sequence is split. Each text must give the same rows packed as
             alone.
         padded: whether to check that padding on the left and on the right does not change the rows of real tokens.
@@ -114,7 +114,7 @@ def audit(
 
     Raises:
         TypeError, ValueError: the rule is not a mask, the model does not accept the inputs, its rows have the wrong
-            shape, or the model is in training mode with dropout.
+            shape, the model is in training mode with dropout, or ``outputs`` is passed with a `Runner`.
 
     Cost: one forward pass and two backward passes per test, plus about ten passes to measure noise and find the
         modules. If there is a leak, finding the pair takes log2(length) more passes. With up to 64 tokens, the picture
@@ -131,8 +131,8 @@ def audit(
     check_int("tests", tests, 1)
     check_int("seed", seed, 0)
     names = checked_names(claims)
-    runner = model if isinstance(model, Runner) else None
-    outputs = runner.outputs if runner is not None and outputs is rows_of else outputs
+    runner = runner_of(model, outputs) if isinstance(model, Runner) else None
+    outputs = outputs if runner is None else runner.outputs
     run = unwrap_ddp(model.model if isinstance(model, Runner) else model)
     model = cast("Callable[..., Any]", uncompiled(run))
     form = InputFormat.of(model, tokens, batch_first, module)

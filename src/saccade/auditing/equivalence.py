@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from saccade.auditing.equivalence_pairs import FullRun, RunPair, packed_with_our_kernel, run_pairs
 from saccade.auditing.float64 import TrueFloat64, describe_error, float64_copy
+from saccade.auditing.model_under_test import rows_of
 from saccade.auditing.rounding_noise import (
     FACTOR,
     autocast_noise,
@@ -108,7 +109,7 @@ def sameness(
     Raises:
         TypeError: the type of the model is not supported, or the ids are not integers.
         ValueError: the ids are outside the vocabulary or fewer than two, the lengths do not sum to the length of a
-            row, or ``outputs`` does not return rows.
+            row, ``outputs`` does not return rows, or it is passed with a `Runner`, which has its own.
 
     Cost: about 20 runs, plus one run per token with ``cache``; memory for a copy of the model in float64, and briefly
     for a second copy.
@@ -299,8 +300,11 @@ def runner_of(model: object, outputs: Outputs | None = None) -> Runner:
 
     Raises:
         TypeError: the model is neither a module nor a runner.
+        ValueError: ``outputs`` is not the function of the given runner.
     """
     if isinstance(model, Runner):
+        if outputs not in (None, rows_of, model.outputs):
+            raise value_error("outputs", "be left out with a Runner", shown(outputs), hint="pass it to the Runner")
         return model
     if isinstance(model, Decoder | Encoder):
         return SaccadeRunner(model, outputs)
