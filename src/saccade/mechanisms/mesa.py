@@ -45,7 +45,7 @@ class MesaMatrix(RecurrenceMatrix):
         if state is not None:
             of_keys, of_values = state.to(rule.key.dtype).split([head_dim, state.shape[3] - head_dim], 3)
             of_keys = self._lines(of_keys)
-        rule, last = _solved(rule, of_keys, segment)
+        rule, last = _solved(rule, of_keys, segment, self.shape[2])
         out, after = super()._product(rule, value, of_values, segment, blind)
         last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
         return out, torch.cat([last, after], 3)
@@ -74,7 +74,8 @@ class Mesa(GatedRecurrence):
         ridge: Λ, above 0: a number, or a tensor ``[heads | 1, head_dim]``; an ``nn.Parameter`` is trained.
 
     Raises:
-        ValueError: a ridge of at most 0, a beta below 0, a decay above 0 or for each channel, or wrong shapes.
+        ValueError: a ridge of at most 0, or so small that a system has no solution in the dtype of the inputs (half
+            precision: float32); a beta below 0, a decay above 0 or for each channel, or wrong shapes.
         UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
             hide keys (Padding).
 
@@ -110,11 +111,11 @@ class Mesa(GatedRecurrence):
         if decay is not None and decay.dim() == 4 and decay.shape[3] != 1:
             hint = "with a decay for each channel, the keys' own state would not be symmetric"
             raise value_error("decay", "have one value for each token", list(decay.shape), hint=hint)
-        if beta is not None and is_readable(beta) and bool(((beta < 0) & beta.isfinite()).any()):
-            raise value_error("beta", "be at least 0", f"{float(beta.min()):.3g}")
+        if beta is not None and is_readable(beta) and bool((low := (beta < 0) & beta.isfinite()).any()):
+            raise value_error("beta", "be at least 0", f"{float(beta[low].min()):.3g}")
         ridge = self.ridge
-        if is_readable(ridge) and bool((ridge <= 0).any()):
-            raise value_error("ridge", "be above 0", f"{float(ridge.min()):.3g}")
+        if is_readable(ridge) and bool((bad := ~((ridge > 0) & ridge.isfinite())).any()):
+            raise value_error("ridge", "be above 0 and finite", f"{float(ridge[bad][0]):.3g}")
         matrix = self._recurrence(inputs, decay, beta)
         heads = matrix.shape[1]
         if ridge.shape[0] not in (1, heads) or ridge.shape[1] not in (1, head_dim):
@@ -173,5 +174,10 @@ def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: boo
     own = own + carried.exp().to(key.dtype)[..., None, None] * state[:, None]
     if not is_read:
         return torch.zeros_like(query), own[:, -1].clone()
-    factor = torch.linalg.cholesky(own + torch.diag_embed(rule.ridge))
+    try:
+        factor = torch.linalg.cholesky(own + torch.diag_embed(rule.ridge))
+    except torch.linalg.LinAlgError as error:
+        must = f"be large enough for the keys' own state to have an inverse in {key.dtype}"
+        hint = "scale keys to length 1, increase ridge, or pass float64 tensors"
+        raise value_error("ridge", must, f"{float(rule.ridge.min()):.3g}", hint=hint) from error
     return torch.cholesky_solve(query[..., None], factor)[..., 0], own[:, -1].clone()
