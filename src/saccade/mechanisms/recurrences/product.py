@@ -206,8 +206,9 @@ def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor 
     rule = Rule(query, key, decay, beta, segments, recall, ctx.scale, ctx.is_delta)
     given = (query, key, decay, beta, recall, value, state)
     leaves = [x for x in given if x is not None and x.requires_grad]
-    out = product_by_token(rule, value, state, segment)
-    computed = iter(torch.autograd.grad(out, leaves, (grad, grad_state), create_graph=True, allow_unused=True))
+    pairs = zip(product_by_token(rule, value, state, segment), (grad, grad_state), strict=True)
+    outs, weights = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)  # queries reach no state
+    computed = iter(torch.autograd.grad(outs, leaves, weights, create_graph=True, allow_unused=True))
     grads = [next(computed) if x is not None and x.requires_grad else None for x in given]
     return (*grads[:4], None, *grads[4:], None, None, None)
 
