@@ -107,7 +107,8 @@ class Forgetting(Approximate):
             mask: a causal mask. The gates of keys that no query sees do not count.
             q_positions, kv_positions: positions of the tokens, ascending; -1 for padding, whose gates do not count.
         """
-        self._check_widths(query, key)
+        hint = "mechanisms.forgetting.with_gates(key, gates) joins keys and gates"
+        check_widths(query, key, self.head_dim, self.head_dim, hint=hint)
         query, key, gates = query[..., : self.head_dim], key[..., : self.head_dim], key[..., self.head_dim :]
         if not is_surely_finite(gates):  # rows that see such a key are NaN; for all others, its gate is 1
             bad = gates.isnan().any(-1, keepdim=True)
@@ -126,18 +127,6 @@ class Forgetting(Approximate):
         logs = logs if hidden is None else logs.masked_fill(hidden[:, None], 0.0)
         term = DecayTerm(logs.cumsum(2)[:, :, None], last_keys(inputs), inputs.wide)
         return matrix_from_inputs(attention.replaced(bias=term), self.impl)
-
-    def _check_widths(self, query: Tensor, key: Tensor) -> None:
-        """Raise unless queries and keys have the right widths."""
-        facts = [describe("query", query), describe("key", key)]
-        if query.dim() != 4 or key.dim() != 4 or query.shape[3] not in (self.head_dim, key.shape[3]):
-            rule = f"have shape [batch, heads, q_len, {self.head_dim}]"
-            raise value_error("query", rule, list(query.shape), facts=facts)
-        groups = max(1, query.shape[1] // max(1, key.shape[1]))
-        if key.shape[3] - self.head_dim not in (1, groups):
-            rule = f"have shape [batch, kv_heads, kv_len, {self.head_dim} + {groups}]"
-            hint = "mechanisms.forgetting.with_gates(key, gates) joins keys and gates"
-            raise value_error("key", rule, list(key.shape), hint=hint, facts=facts)
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, scale={self.scale}, impl={self.impl!r}"
@@ -160,6 +149,24 @@ def with_gates(key: Tensor, gates: Tensor) -> Tensor:
     groups = gates.shape[1] // max(1, key.shape[1])
     channels = gates.unflatten(1, (key.shape[1], groups)).movedim(2, 3)
     return torch.cat([key, channels.to(key.dtype)], 3)
+
+
+def check_widths(query: Tensor, key: Tensor, head_dim: int, width: int, *, hint: str, needs_gates: bool = True) -> None:
+    """Raise unless queries have ``head_dim`` channels, or as many as the keys, and keys ``width`` and their gates.
+
+    Args:
+        query, key: the arguments of a call.
+        head_dim, width: width of the queries, and of the keys without gates.
+        hint: how to make such keys.
+        needs_gates: whether keys must have gates.
+    """
+    facts = [describe("query", query), describe("key", key)]
+    if query.dim() != 4 or key.dim() != 4 or query.shape[3] not in (head_dim, key.shape[3]):
+        raise value_error("query", f"have shape [batch, heads, q_len, {head_dim}]", list(query.shape), facts=facts)
+    groups = max(1, query.shape[1] // max(1, key.shape[1]))
+    if key.shape[3] - width not in ((1, groups) if needs_gates else (0, 1, groups)):
+        rule = f"have shape [batch, kv_heads, kv_len, {width} + {groups}]{'' if needs_gates else f' or [..., {width}]'}"
+        raise value_error("key", rule, list(key.shape), hint=hint, facts=facts)
 
 
 def log_gates(gates: Tensor, groups: int) -> Tensor:

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from saccade.engine.tiles.grouped_heads import groups_of, product
+from saccade.engine.tiles.grouped_heads import grouped, groups_of, product
 from saccade.masks import Mask
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
 from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.features.mask_support import Visible
-from saccade.mechanisms.forgetting import Forgetting, last_keys, log_gates, with_gates
+from saccade.mechanisms.forgetting import Forgetting, check_widths, last_keys, log_gates, with_gates
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, value_error
@@ -96,16 +96,8 @@ class PaTH(Approximate):
             mask: a causal mask. Keys that no query sees reflect nothing.
             q_positions, kv_positions: positions of the tokens, ascending; -1 for padding, which reflects nothing.
         """
-        width = 2 * self.head_dim + 1
-        facts = [describe("query", query), describe("key", key)]
-        if query.dim() != 4 or key.dim() != 4 or query.shape[3] not in (self.head_dim, key.shape[3]):
-            rule = f"have shape [batch, heads, q_len, {self.head_dim}]"
-            raise value_error("query", rule, list(query.shape), facts=facts)
-        groups = max(1, query.shape[1] // max(1, key.shape[1]))
-        if key.shape[3] - width not in (0, 1, groups):
-            hint = "mechanisms.path.with_reflections(key, w, beta) joins them"
-            rule = f"have shape [batch, kv_heads, kv_len, {width}], or {groups} more channels for gates"
-            raise value_error("key", rule, list(key.shape), hint=hint, facts=facts)
+        hint = "mechanisms.path.with_reflections(key, w, beta) joins keys and reflections"
+        check_widths(query, key, self.head_dim, 2 * self.head_dim + 1, hint=hint, needs_gates=False)
         query, key, rest = query[..., : self.head_dim], key[..., : self.head_dim], key[..., self.head_dim :]
         return self._matrix_of(self._inputs(query, key, mask, q_positions, kv_positions), rest)
 
@@ -243,9 +235,13 @@ class PaTHMatrix(LinearTimeMatrix):
         span, of_keys = slice(rows[0], rows[-1] + 1, rows.step), groups_of(heads, self.shape[1], self.kv_heads)
         last = (self._last if len(self._last) == 1 else self._last[items])[:, span]
         groups = (heads.stop - heads.start) // (of_keys.stop - of_keys.start)
-        parts = _Chunks(*(x[items, of_keys].repeat_interleave(groups, 1) for x in self._chunks))
+        parts, last_of_groups = _Chunks(*(x[items, of_keys] for x in self._chunks)), last.repeat(1, groups)
         with without_autocast(self.device):
-            scores = _scores(self._query[items, heads, span], parts, last[:, None, :, None])[..., : self.shape[3]]
+            scores = grouped(
+                lambda query, _: _scores(query, parts, last_of_groups[:, None, :, None]),
+                self._query[items, heads, span],
+                parts.key,
+            )[..., : self.shape[3]]
         if self._sums is not None:
             sums = self._sums[items, heads]
             of_rows = sums.gather(2, last[:, None].expand(len(sums), sums.shape[1], -1))
@@ -282,8 +278,8 @@ def _scores(query: Tensor, chunks: _Chunks, last: Tensor) -> Tensor:
     """Return the scores of rows with all keys, chunk by chunk from the last key to the first.
 
     Args:
-        query: ``[batch, heads, rows, head_dim]``.
-        chunks: of the same heads.
+        query: ``[batch, kv_heads, rows, head_dim]``; the query heads of a key head are folded into the rows.
+        chunks: of the same key heads.
         last: index of the last key that each query sees, ``[batch | 1, 1, rows, 1]``. Later keys reflect nothing, and
             their scores mean nothing.
     """
