@@ -48,27 +48,38 @@ def check_caches(caches: object) -> None:
             raise value_error("caches", "be empty", f"{one.length} tokens", hint=hint)
 
 
-def compared_cache(cache: LayerCache, case: Case, rule: Mask, expected: Tensor) -> ComparedCache:
-    """Read a causal text from a copy of a cache, and return its size and error.
+def compared_caches(
+    caches: Sequence[LayerCache], case: Case, rule: Mask, expected: Tensor
+) -> tuple[ComparedCache, ...]:
+    """Read a causal text from a copy of each cache, and return sizes and errors.
 
     Args:
-        cache: an empty cache.
+        caches: empty caches.
         case: the tensors; queries and keys must belong to the same tokens.
         rule: the mask.
         expected: the output of exact attention.
     """
-    settings = [str(getattr(cache, name)) for name in cache.settings if name != "max_len"]
-    name = f"{type(cache).__name__}({', '.join(settings)})"
+    if not caches:
+        return ()
     if not rule.is_causal or case.query.shape[2] != case.key.shape[2]:
-        return ComparedCache(name, reasons=(Message("a cache reads a causal text whose queries all have a key"),))
+        reason = Message("a cache reads a causal text whose queries all have a key")
+        return tuple(ComparedCache(_name(one), reasons=(reason,)) for one in caches)
+    _, whole = _read(KVCache(), case, rule)
+    return tuple(_compared_cache(one, case, rule, expected, whole) for one in caches)
+
+
+def _compared_cache(cache: LayerCache, case: Case, rule: Mask, expected: Tensor, whole: int) -> ComparedCache:
+    """Return the size and error of one cache; ``whole`` is the size of a `saccade.caches.KVCache`."""
     try:
         out, size = _read(cache.fork(), case, rule)
     except UnsupportedError as error:
-        return ComparedCache(name, reasons=(str(error),))
-    _, whole = _read(KVCache(), case, rule)
-    norm = expected.norm(dim=-1)
-    errors = ((out.to(expected) - expected).norm(dim=-1) / norm)[norm > 0]
-    return ComparedCache(name, *median_and_worst(errors), size, size / whole)
+        return ComparedCache(_name(cache), reasons=(str(error),))
+    return ComparedCache(_name(cache), *row_errors(out, expected), size, size / whole)
+
+
+def _name(cache: LayerCache) -> str:
+    settings = [str(getattr(cache, name)) for name in cache.settings if name != "max_len"]
+    return f"{type(cache).__name__}({', '.join(settings)})"
 
 
 def _read(cache: LayerCache, case: Case, rule: Mask) -> tuple[Tensor, int]:
@@ -77,6 +88,12 @@ def _read(cache: LayerCache, case: Case, rule: Mask) -> tuple[Tensor, int]:
     for some in zip(*(x.split(_STEP, 2) for x in case[:3]), strict=True):
         parts.append(cache.attend(softmax, *some, mask=rule))
     return torch.cat(parts, 2), cache.nbytes
+
+
+def row_errors(out: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the median and the largest relative error of the rows in which the expected output is not 0."""
+    size = expected.norm(dim=-1)
+    return median_and_worst(((out.to(expected) - expected).norm(dim=-1) / size)[size > 0])
 
 
 def median_and_worst(x: Tensor) -> tuple[float, float]:

@@ -17,7 +17,13 @@ from saccade.engine.memory_accounting import counted
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
-from saccade.mechanisms.compared_caches import ComparedCache, check_caches, compared_cache, median_and_worst
+from saccade.mechanisms.compared_caches import (
+    ComparedCache,
+    check_caches,
+    compared_caches,
+    median_and_worst,
+    row_errors,
+)
 from saccade.mechanisms.comparison_contenders import Case, Masked, TorchSDPA
 from saccade.mechanisms.comparison_result import CLOSE, ROUGH, Compared, Comparison
 from saccade.support.argument_hints import argument_hints
@@ -122,7 +128,7 @@ def compare(
         if not sdpa_reasons:
             sdpa = _compared(sdpa.name, sdpa_contender, case, exact, expected, exact_times, next(times))
         memory = _peak_bytes(lambda: softmax(query, key, mask=mask) @ value, query.device)
-        stored = tuple(compared_cache(one, case, rule, expected) for one in caches)
+        stored = compared_caches(caches, case, rule, expected)
     qualities = [math.nan] * (len(rows) + 1) if quality is None else _qualities(quality, mechanisms, rows)
     rows = tuple(row._replace(quality=x) for row, x in zip(rows, qualities[1:], strict=True))
     seconds, lengths = exact_times[exact.shape[3]], tuple(sorted(exact_times))
@@ -174,8 +180,7 @@ def _compared(
     times: dict[int, float],
 ) -> Compared:
     """Return the comparison's row for one contender: its errors, times and memory."""
-    size = expected.norm(dim=-1)
-    errors = (case.run(contender).to(expected) - expected).norm(dim=-1) / size
+    errors = row_errors(case.run(contender), expected)
     distances, mask_bytes = (math.nan, math.nan), 0
     if isinstance(contender, TorchSDPA):  # torch's SDPA has no matrix to compare
         mask = contender.prepare(case)
@@ -185,7 +190,7 @@ def _compared(
     ratios = {length: exact_times[length] / seconds for length, seconds in times.items() if not math.isnan(seconds)}
     return Compared(
         name,
-        *median_and_worst(errors[size > 0]),
+        *errors,
         *distances,
         times[exact.shape[3]],
         _peak_bytes(lambda: case.run(contender), case.query.device) + mask_bytes,
