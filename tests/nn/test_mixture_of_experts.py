@@ -75,6 +75,7 @@ def test_small_initial_weights_reach_every_expert() -> None:
         ({"num_experts": None, "expert_dim": None}, "num_experts must be an int if num_chosen_experts"),
         ({"gated": False}, "num_experts must be None unless gated is True"),
         ({"num_experts": 0}, "num_experts must be"),
+        ({"num_chosen_experts": 5}, "num_chosen_experts must be at most num_experts 4; got 5"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, object], rule: str) -> None:

@@ -169,6 +169,10 @@ class DecoderConfig(TextConfig):
         if self.num_experts is not None and (self.feed_forward_bias or not self.gated):
             rule = "be None unless gated is True and feed_forward_bias is False"
             raise value_error("num_experts", rule, self.num_experts)
+        if self.num_experts is not None and self.num_chosen_experts > self.num_experts:
+            raise value_error(
+                "num_chosen_experts", f"be at most num_experts {self.num_experts}", self.num_chosen_experts
+            )
         if self.parallel and (self.part_norm or not self.norm_first):
             raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
 
