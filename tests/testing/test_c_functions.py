@@ -1,6 +1,7 @@
 """Functions of C++ through ctypes: forward, backward, and what goes wrong."""
 
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -14,7 +15,10 @@ SOURCE = r"""
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <vector>
+#include <unistd.h>
 
 static void weights(const double* q, const double* k, const uint8_t* mask, int64_t keys, int64_t width, double scale,
                     std::vector<double>& p) {
@@ -80,6 +84,16 @@ extern "C" int crashing(const double* q, const double* k, const double* v, const
   return attention(q, k, v, mask, out, n, scale);
 }
 
+extern "C" int leaving(const double*, const double*, const double*, const uint8_t*, double*, const int64_t*, double) {
+  exit(0);
+}
+
+extern "C" int waiting(const double*, const double*, const double*, const uint8_t*, double*, const int64_t*, double) {
+  fputs("called\n", stderr);
+  while (sleep(120)) {}
+  return 3;
+}
+
 extern "C" int refusing(const double*, const double*, const double*, const uint8_t*, double*, const int64_t*, double) {
   return 3;
 }
@@ -128,11 +142,18 @@ def test_inputs_of_another_dtype_and_gradients_without_a_backward_function_are_r
         adapters.c_function(library, "attention", backward="nothing")
 
 
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the command runs in one process")
+
+
+def command_of(library, name):
+    command = [sys.executable, "-m", "saccade", "judge", f"{library}::{name}", "--law", "oracle", "--seed", "5"]
+    return [*command, "--claim", 'dtypes=["float64"]', "--claim", 'settings={dtype="float64"}']
+
+
 @pytest.mark.ci
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the command runs in one process")
+@on_linux
 def test_the_command_names_the_trial_in_which_a_function_crashes(library):
-    command = [sys.executable, "-m", "saccade", "judge", f"{library}::crashing", "--law", "oracle", "--seed", "5"]
-    command += ["--claim", 'dtypes=["float64"]', "--claim", 'settings={dtype="float64"}', "--claim", "gradients=false"]
+    command = [*command_of(library, "crashing"), "--claim", "gradients=false"]
     cases = [argument for case in CASES for argument in ("--case", case)]
     done = subprocess.run([*command, *cases], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
@@ -141,3 +162,26 @@ def test_the_command_names_the_trial_in_which_a_function_crashes(library):
     done = subprocess.run([*command, "--case", "causal"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "All 1 laws that could be tried hold." in done.stdout
+
+
+@on_linux
+def test_a_function_that_ends_the_process_is_no_success(library, tmp_path):
+    """And text that was written before is written once."""
+    claims = tmp_path / "claims.py"
+    claims.write_text('print("read")\nCLAIMS = {"gradients": False}\n')
+    command = [*command_of(library, "leaving"), "--claims", f"{claims}::CLAIMS", "--case", "causal"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "read\n")
+    trial = "oracle, case causal, float64, seed 5"
+    assert f"::leaving must return from each call; got exit status 0 in the trial {trial}." in done.stderr
+
+
+@on_linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_command_stops_a_function_that_does_not_return(library, number):
+    command = [*command_of(library, "waiting"), "--claim", "gradients=false", "--case", "causal"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr.readline() == "called\n"
+        running.send_signal(number)
+        left = running.communicate(timeout=60)[1]  # which waits until no process has the pipe open
+    assert (left, running.returncode) == ("", -number if number == signal.SIGKILL else 130)

@@ -130,7 +130,8 @@ def _run_judge(
     try:
         source = Source.parse(kernel)
         check_interpreter(source, device)
-        announce = watched("judge", visible(kernel)) if source.is_library else None
+        is_called = source.is_library and torch.device(device).type == "cpu"  # and a forked process cannot use CUDA
+        announce = watched("judge", visible(kernel)) if is_called else None
         loaded: Any = source.load()
         with progress(errors, "trials", None) as advance:
 
