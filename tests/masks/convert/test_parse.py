@@ -147,6 +147,10 @@ PRINTED = {
     "Global([0, 5], seen=False) | causal": Global([0, 5], seen=False) | Causal(),
     "(~Causal()).after(2).after(1)": (~Causal()).after(2).after(1),
     "Documents((3, 4), rule=((Causal() | prefix(2))))": Documents([3, 4], rule=Causal() | Prefix(2)),
+    "PerItem((Causal(), ~(full)))": masks.PerItem([Causal(), ~Full()]),
+    "PerItem(((Causal()), (prefix(2) | Window(1, 0)) & full))": masks.PerItem(
+        [Causal(), (Prefix(2) | Window(1, 0)) & Full()]
+    ),
     'Padding((5,), side="left", padded_len=9,)': Padding([5], side="left", padded_len=9),
 }
 
@@ -165,13 +169,17 @@ WRONG_ARGUMENTS = {
     "Window(-x, 0)": r"have a whole number here; got x\.",
     "Window(__import__('os'))": r"name known masks; got __import__\.",
     "Global([0)": r"continue with a comma or close the bracket with \]; got \)\.",
-    "Global(positions=(causal, 0))": r"close each bracket with \); got ,\.",
+    "Global(positions=(causal, 0))": r"contain numbers that the mask accepts; got Global\.(.|\n)*\(Causal\(\), 0\)",
+    "Global((3))": r"have a mask here; got 3\.",
+    "Window(left=4, right=0, right=1)": r"give each argument once; got right\.\n(.|\n)*\n {28}\^$",
+    "Window(right=0, 4)": r"name every argument behind a named one; got 4\.",
+    "Window(4)": r"contain numbers that the mask accepts; got Window\.(.|\n)*Hint: write Window\(left, right\)$",
     "Padding((3,), side='middle')": r"contain numbers that the mask accepts; got Padding\.(.|\n)*side",
     "Padding((3,), side='left)": r"have a mask here; got '\.",
     "Causal().after": r"have a bracket here; got the end\.",
     "Causal().before(2)": r"continue with & or \|, or end; got \.\.",
     "Causal().after(-2)": r"contain numbers that the mask accepts; got after\.",
-    "Mask()": r"contain numbers that the mask accepts; got Mask\.",
+    "Mask()": r"name known masks; got Mask\.",
     "Global(" + "(" * 100_000: r"nest at most 64 brackets",
     "Documents(lengths=" + "[" * 100_000: r"nest at most 64 brackets",
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from saccade import masks
@@ -109,6 +110,7 @@ class _Parser:
     def __init__(self, text: str):
         self.text = text
         self.tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)] + [("", len(text))]
+        self.tuples = _tuples(word for word, _ in self.tokens)
         self.index = 0
         self.brackets = 0
 
@@ -178,7 +180,8 @@ class _Parser:
     @property
     def is_printed(self) -> bool:
         """Whether the next tokens are the name of a mask's class and a bracket, as Python prints a mask."""
-        return self.word[:1].isupper() and self.word in masks.__all__ and self.next_word == "("
+        is_class = self.word[:1].isupper() and self.word in masks.__all__ and self.word != "Mask"
+        return is_class and self.next_word == "("
 
     def printed_mask(self) -> Mask:
         index, name = self.index, self.word
@@ -186,7 +189,9 @@ class _Parser:
             hint = "pass the mask itself to the Python function"
             raise self.error_at("contain masks that print all of their contents", hint=hint)
         self.index += 1
-        return self.build(getattr(masks, name), index, f"{name} as it is printed", *self.arguments())
+        kind = getattr(masks, name)
+        form = f"{name}({', '.join(inspect.signature(kind).parameters)})"
+        return self.build(kind, index, form, *self.arguments())
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Parse the arguments of a call in Python: values, then names with values."""
@@ -198,8 +203,12 @@ class _Parser:
         while not self.consume(")"):
             if self.word.isidentifier() and self.next_word == "=":
                 name = self.word
+                if name in named:
+                    raise self.error_at("give each argument once")
                 self.index += 2
                 named[name] = self.value()
+            elif named:
+                raise self.error_at("name every argument behind a named one")
             else:
                 positional.append(self.value())
             self.separator(")")
@@ -209,7 +218,7 @@ class _Parser:
     def value(self) -> Any:
         """Parse an argument: an int, a string, a constant, a list, a tuple or a mask."""
         word = self.word
-        if word == "[" or (word == "(" and not self.is_bracketed_mask):
+        if word == "[" or self.index in self.tuples:
             return self.sequence("]" if word == "[" else ")")
         if word in _CONSTANTS or (len(word) > 1 and word[0] in "'\""):
             self.index += 1
@@ -217,13 +226,6 @@ class _Parser:
         if word == "-" or word[:1].isdigit():
             return -self.number() if self.consume("-") else self.number()
         return self.union()
-
-    @property
-    def is_bracketed_mask(self) -> bool:
-        """Whether the next bracket encloses a mask, not a tuple: its first word is a name or ``~``."""
-        words = (word for word, _ in self.tokens[self.index :] if word != "(")
-        first = next(words, "")
-        return first == "~" or (first.isidentifier() and first not in _CONSTANTS)
 
     def sequence(self, end: str) -> list[Any] | tuple[Any, ...]:
         self.index += 1
@@ -288,3 +290,20 @@ class _Parser:
         facts = [before + escaped(after), " " * len(before) + "^"]
         facts += [] if cause is None else [str(cause).split("\n", 1)[0]]
         return value_error("text", rule, escaped(got) or "the end", facts=facts, hint=hint)
+
+
+def _tuples(words: Iterable[str]) -> set[int]:
+    """Return the indices of the brackets ``(`` that are empty or contain a comma of their own, as tuples in Python."""
+    found: set[int] = set()
+    opened: list[int] = []
+    before = ""
+    for index, word in enumerate(words):
+        if word in ("(", "["):
+            opened.append(index)
+        elif word == "," and opened:
+            found.add(opened[-1])
+        elif word in (")", "]") and opened:
+            start = opened.pop()
+            found |= {start} if before == "(" else set()
+        before = word
+    return found
