@@ -163,6 +163,21 @@ def test_a_judgement_is_printed_in_chinese(run, tmp_path):
     assert {word for line in texts for word in re.findall(r"[A-Za-z_]{2,}", line)} <= names | set(LAWS)
 
 
+def test_a_kernel_that_returns_zeros_is_judged_in_chinese(run, tmp_path):
+    text = "import torch\n\ndef zeros(query, key, value, mask):\n"
+    (tmp_path / "kernel.py").write_text(text + "    return torch.zeros(*query.shape[:3], value.shape[3])\n")
+    laws = ("oracle", "gradients_of_inputs", "dtypes", "sensitivity", "isolation", "honesty", "order_of_calls", "sizes")
+    options = tuple(option for law in laws for option in ("--law", law))
+    options += ("--claim", 'dtypes=["float32","float64"]', "--claim", 'masks=["causal","window"]')
+    lines = chinese(run, "judge", f"{tmp_path}/kernel.py::zeros", "--seed", "0", "--minutes", "9", *options)
+    rows = {line.split()[0]: line.split(None, 5)[-1] for line in lines if line.split()[:1] and line.split()[0] in laws}
+    assert rows["gradients_of_inputs"] == "输出对输入没有梯度"
+    assert rows["honesty"].endswith("含 NaN 时，能看到它的行是有限的")
+    names = {"NaN", "query", "key", "value", "zeros", "cpu", "torch", "float32", "float64", "Causal", "Window"}
+    assert {word for why in rows.values() for word in re.findall(r"[A-Za-z_]\w+", why)} <= names
+    assert "之后完整的输入的输出" in rows["order_of_calls"]
+
+
 def test_trainings_are_printed_in_chinese(run, monkeypatch):
     def at_once(left, settings, workers):
         return [(one, runs.Outcome(0.25 if one.seed else 1.0, settings.steps, 30.0, 10)) for one in left]

@@ -50,6 +50,7 @@ def test_the_kinds_of_a_mask_are_read_from_its_pairs(mask, kinds):
     ("claims", "reason"),
     [
         ({"dtypes": ("bfloat16",)}, "claims only bfloat16"),
+        ({"dtypes": ("bfloat16", "float16")}, "claims only bfloat16 and float16"),
         ({"masks": ()}, "claims no masks"),
         ({"masks": ("window",)}, "claims only window masks"),
         ({"widths": (16, 64)}, "claims only widths 16, 64"),

@@ -1,4 +1,4 @@
-"""What is told, in both languages: the words of cells; the library itself translates its reasons."""
+"""Words of the cells of tables in both languages; the library itself translates its reasons."""
 
 from __future__ import annotations
 

@@ -111,10 +111,10 @@ def one_line(words: str) -> str:
     return " ".join(words.split()) if "\n" in words else words
 
 
-def joined(parts: Iterable[str]) -> str:
-    """Join messages by semicolons into one; empty parts are left out."""
+def joined(parts: Iterable[str], words: str = "{first}; {others}") -> Message:
+    """Join messages into one, by default by semicolons; empty parts are left out."""
     first, *others = [Message(part) for part in parts if part] or [Message("")]
-    return Message("{first}; {others}", first=first, others=joined(others)) if others else first
+    return Message(words, first=first, others=joined(others, words)) if others else first
 
 
 @cache

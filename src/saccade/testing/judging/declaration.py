@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import type_error, value_error
-from saccade.support.language import Message
+from saccade.support.language import Message, joined
 from saccade.support.validation import check_choice
 from saccade.testing.adapters import FORMS
 from saccade.testing.adapters.paged import lengths_of
@@ -115,12 +115,12 @@ class Declaration:
         """Return the reasons why the claims exclude the inputs of a call; empty if they do not."""
         reasons = list(self._sizes(query, key, value))
         if self.dtypes is not None and query.dtype not in {DTYPES[name] for name in self.dtypes}:
-            reasons.append(Message("claims only {names}", names=" and ".join(self.dtypes)))
+            reasons.append(Message("claims only {names}", names=_listed(self.dtypes)))
         if not self.gradients and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             reasons.append("claims no gradients")
         if self.masks is not None and "any" not in self.masks and (kinds_of(mask) or {"any"}) - {*self.masks, "none"}:
             reasons.append(
-                Message("claims only {names} masks", names=" and ".join(self.masks))
+                Message("claims only {names} masks", names=_listed(self.masks))
                 if self.masks
                 else "claims no masks"
             )
@@ -211,3 +211,8 @@ def _check_names(argument: str, names: object, known: tuple[str, ...]) -> None:
     for name in names if isinstance(names, tuple) else ():
         if name not in known:
             raise value_error(argument, f"be among {', '.join(known)}", repr(name))
+
+
+def _listed(names: Iterable[str]) -> Message:
+    """Join names, which are never translated, by "and"."""
+    return joined((Message("{name}", name=name) for name in names), "{first} and {others}")

@@ -20,7 +20,7 @@ class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the p
 def holds(fact: bool | Tensor, sentence: str) -> None:
     """Raise `LawBroken` with the message ``sentence`` unless ``fact`` is true."""
     if not fact:
-        raise LawBroken(sentence)
+        raise LawBroken(Message(sentence))
 
 
 def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:

@@ -225,7 +225,7 @@ def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         what = Message("with NaN in query {query}, its row", query=query)
         _expect_nan(subject, _poisoned(problem, "query", query, "NaN"), its_row, what)
     everything = problem.but(key=torch.full_like(problem.key, torch.nan))
-    _expect_nan(subject, everything, problem.sees_something, "with NaN in every key, a row that sees any")
+    _expect_nan(subject, everything, problem.sees_something, Message("with NaN in every key, a row that sees any"))
 
 
 def _expect_nan(subject: Subject, poisoned: Problem, rows: Tensor, what: str) -> None:
