@@ -175,6 +175,20 @@ def test_products_in_bfloat16_whose_results_are_float32_accuse_no_model(make):
     assert report["autocast = float32"].largest > 0
 
 
+@pytest.mark.parametrize("is_leaky", [False, True])
+def test_models_of_vectors_run_under_autocast(is_leaky):
+    class Model(MultiHead):
+        def forward(self, x):
+            rows = super().forward(x)
+            return rows + rows.mean(1, keepdim=True) if is_leaky and is_autocast() else rows
+
+    torch.manual_seed(0)
+    report = audited(Model(), rule=CAUSAL, inputs=torch.randn(2, 24, 32))
+    assert report["training"].verdict == "not answered"
+    assert broken(report) == ({"under autocast", "autocast = float32"} if is_leaky else set()), str(report)
+    assert {"under autocast", "autocast = float32"} <= {claim.name for claim in report.claims}
+
+
 class Refusing(Tied):
     """A model that doubles its rows in training, and cannot run under autocast."""
 
