@@ -19,8 +19,9 @@ LONG = {"a-hundred-thousand-tokens-are-infeasible", *TRAINED}
 
 
 NAMES = re.compile(
-    "logits?|softmax|sigmoid|relu|tanh|exp|log|diag|cos|mqar|delta|nat|lse|inf|NaN|float16|float32|float64|bfloat16|LSTM"
-    "|CBAM|Longformer|BigBird|PyTorch|Concat|head|Window|QKᵀ|AV|dS|GB|ln|tr|all-MiniLM-L6-v2"
+    r"(?<![A-Za-z])(?:logits?|softmax|sigmoid|relu|tanh|exp|log|diag|cos|mqar|delta|nat|lse|inf|NaN|float16|float32|float64"
+    "|bfloat16|LSTM|CBAM|Longformer|BigBird|PyTorch|Concat|head|Window|QKᵀ|AV|dS|GB|ln|tr|all-MiniLM-L6-v2)"
+    r"(?![A-Za-z])"
 )
 
 

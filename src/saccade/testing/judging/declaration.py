@@ -120,9 +120,7 @@ class Declaration:
             reasons.append("claims no gradients")
         if self.masks is not None and "any" not in self.masks and (kinds_of(mask) or {"any"}) - {*self.masks, "none"}:
             reasons.append(
-                Message("claims only {names} masks", names=_listed(self.masks))
-                if self.masks
-                else "claims no masks"
+                Message("claims only {names} masks", names=_listed(self.masks)) if self.masks else "claims no masks"
             )
         return tuple(reasons)
 
