@@ -133,18 +133,43 @@ def test_strengths_of_zero_are_softmax() -> None:
     torch.testing.assert_close(own, plain)
 
 
-@pytest.mark.parametrize("part", range(4))
+def test_gates_and_reflections_of_padding_do_not_count() -> None:
+    query, key, value, w, beta = draw(100)
+    keys = with_reflections(key, w, beta, torch.randn(2, 4, 100, dtype=torch.float64))
+    kept = torch.stack([torch.arange(100) % 7 != 3, torch.arange(100) % 5 != 1])
+    places = torch.where(kept, kept.cumsum(1) - 1, -1)
+    A = PaTH(WIDTH)(query, keys, mask=CAUSAL, q_positions=places, kv_positions=places)
+    for item, own in enumerate(kept):
+        some = [x[item : item + 1, :, own] for x in (query, keys, value)]
+        alone = PaTH(WIDTH)(*some[:2], mask=CAUSAL)
+        torch.testing.assert_close((A @ value)[item, :, own], (alone @ some[2])[0], atol=1e-12, rtol=1e-10)
+        row = A[item, 3, int(own.nonzero()[60])]
+        torch.testing.assert_close(row[own], alone[0, 3, 60], atol=1e-12, rtol=1e-10)
+
+
+def test_sums_of_gates_are_not_rounded() -> None:
+    query, key, value, w, beta = draw(600, torch.float32)
+    gates = torch.randn(2, 4, 600) + 3.0
+    gates[:, :, :300] -= 100.0  # after these, sums are large and their differences small
+    keys = with_reflections(key, w, beta, gates)
+    near = PaTH(WIDTH)(query, keys, mask=CAUSAL) @ value
+    wide = PaTH(WIDTH)(query.double(), keys.double(), mask=CAUSAL) @ value.double()
+    torch.testing.assert_close(near.double(), wide, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("part", range(5))
 def test_nan_is_seen_by_the_rows_that_see_its_token(part: int) -> None:
-    given = dict(zip(("query", "key", "w", "beta"), (x for i, x in enumerate(draw(100)) if i != 2), strict=True))
-    value = draw(100)[2]
+    query, key, value, w, beta = draw(100)
+    gates = torch.randn(2, 2, 100, dtype=torch.float64).repeat_interleave(2, 1)
+    given = {"query": query, "key": key, "w": w, "beta": beta, "gates": gates}
 
     def run() -> Tensor:
-        keys = with_reflections(given["key"], given["w"], given["beta"])
+        keys = with_reflections(given["key"], given["w"], given["beta"], given["gates"])
         return PaTH(WIDTH)(given["query"], keys, mask=masks.sliding_window(20)) @ value
 
     clean, name = run(), list(given)[part]
     given[name] = given[name].clone()
-    given[name][0, 1, 50] = torch.nan
+    given[name][0, 2 if name == "gates" else 1, 50] = torch.nan
     touched = torch.zeros_like(clean, dtype=torch.bool)
     touched[(0, 1, 50) if part == 0 else (0, slice(2, 4), slice(50, 70))] = True
     assert run()[touched].isnan().all()
