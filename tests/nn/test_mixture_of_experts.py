@@ -86,3 +86,8 @@ def test_wrong_options_are_refused(options: dict[str, object], rule: str) -> Non
 def test_more_chosen_experts_than_experts_are_refused() -> None:
     with pytest.raises(ValueError, match="num_chosen must be"):
         MixtureOfExperts(8, 12, 2, num_chosen=3)
+
+
+def test_tokens_of_another_width_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        MixtureOfExperts(8, 12, 2)(torch.randn(2, 7, 4))

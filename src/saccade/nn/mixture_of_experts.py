@@ -63,7 +63,7 @@ class MixtureOfExperts(ArgumentHints, Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the shared network and the chosen experts to each token. The shape ``[..., embed_dim]`` is kept."""
-        tokens = x.reshape(-1, self.embed_dim)
+        tokens = x.reshape(-1, x.shape[-1])
         scores, chosen = self.router(tokens).topk(self.num_chosen, -1)
         weights, out = scores.sigmoid(), self.shared(tokens)
         if not is_readable(tokens) and is_dry_run():
