@@ -176,7 +176,7 @@ def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: boo
         return torch.zeros_like(query), own[:, -1].clone()
     try:
         factor = torch.linalg.cholesky(own + torch.diag_embed(rule.ridge))
-    except torch.linalg.LinAlgError as error:
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         must = f"be large enough for the keys' own state to have an inverse in {key.dtype}"
         hint = "scale keys to length 1, increase ridge, or pass float64 tensors"
         raise value_error("ridge", must, f"{float(rule.ridge.min()):.3g}", hint=hint) from error
