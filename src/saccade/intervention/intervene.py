@@ -25,7 +25,7 @@ from saccade.integrations.redirected_call import Call, Redirected, without_free_
 from saccade.integrations.saccade_capture import holders_of
 from saccade.integrations.tensor_masks import joined
 from saccade.intervention.edits import Edit, Head, How, MaskEdit, OutputEdit, PatternEdit, checked_target, edited
-from saccade.intervention.sweep import Sweep, swept
+from saccade.intervention.sweep import Sweep, measured, swept
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
@@ -250,7 +250,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         unedited = intervene(model)
         unedited._counts_heads = True
         with torch.no_grad(), unedited:
-            baseline = float(measure())
+            baseline = measured(measure)
         chosen = None if layers is None else tuple(layers)
         heads = [
             (name, head)
@@ -265,7 +265,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         def without(layer: str, head: int) -> float:
             with torch.no_grad(), intervene(model) as edit:
                 edit.ablate(layer, head, how)
-                return float(measure())
+                return measured(measure)
 
         return swept(baseline, heads, without)
 

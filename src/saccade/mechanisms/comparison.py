@@ -196,7 +196,17 @@ def _compared(
         _peak_bytes(lambda: case.run(contender), case.query.device) + mask_bytes,
         crossing(ratios),
         max(ratios, default=0),
+        hides_nothing=isinstance(contender, Masked)
+        and errors[1] <= CLOSE
+        and _hides_nothing(contender.rule, case.mask, exact.shape),
     )
+
+
+def _hides_nothing(mask: Mask, reference: object, shape: tuple[int, int, int, int]) -> bool:
+    """Return whether a mask allows all pairs that the mask of the reference allows."""
+    allowed = as_mask(reference, shape)
+    batch, heads, q_len, kv_len = shape
+    return (allowed & ~mask).count(q_len, kv_len, batch=batch, heads=heads) == 0
 
 
 def _distances(matrix: Matrix, exact: Matrix, expected: Tensor) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from saccade.recording.gradients import Gradients
 from saccade.recording.layer_record import Run
 from saccade.recording.table_files import checked_file, parquet_writer, write_csv, write_parquet
-from saccade.recording.table_rows import TableRow, table_rows
+from saccade.recording.table_rows import COLUMNS, TableRow, table_rows
 from saccade.recording.word_links import Link, Place, RankBy, rank_links
 from saccade.statistics import Statistic
 from saccade.support.errors import value_error
@@ -148,7 +148,7 @@ class Recording(Mapping[str, Run]):
             OSError: the file cannot be written.
         """
         destination = checked_file(path)
-        write_csv(destination, self.to_rows())
+        write_csv(destination, COLUMNS, self.to_rows())
         return destination
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:

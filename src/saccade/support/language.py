@@ -51,10 +51,15 @@ def set_language(language: Language) -> None:
     _current.set(language)
 
 
+def current_language() -> Language:
+    """Return the language of printed reports and figures."""
+    return _current.get()
+
+
 @contextmanager
 def in_language(language: Language) -> Iterator[None]:
     """Set the language within a ``with`` block."""
-    before = _current.get()
+    before = current_language()
     set_language(language)
     try:
         yield
@@ -81,7 +86,7 @@ def translated(words: str, /, **values: object) -> str:
     if isinstance(words, Message):
         values = {name: translated(x) if isinstance(x, Message) else x for name, x in words.values.items()}
         return translated(words.words, **values)
-    text = words if _current.get() == "en" else chinese().get(one_line(words), words)
+    text = words if current_language() == "en" else chinese().get(one_line(words), words)
     return text.format(**values) if values else text
 
 
