@@ -63,7 +63,7 @@ def test_a_configuration_is_enough(audit, config):
     assert "largest: effect where there should be none; allowed: effect of rounding" in result.stdout
     rows = result.stdout.splitlines()[-20:]
     assert rows[0].split() == ["1", *"." * 19, "1", *"." * 19]
-    assert "of the forbidden pairs" in result.stdout
+    assert "of the pairs that must not interact" in result.stdout
     assert "no leak" not in result.stdout
 
 

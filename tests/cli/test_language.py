@@ -17,8 +17,8 @@ from saccade.support.language import in_language, translated
 @pytest.mark.parametrize("arguments", [["--lang", "zh"], ["--lang=zh"]])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_language_stands_before_or_after_the_command(run, arguments, is_first):
-    parts = [arguments, ["cost", "causal", "--tokens", "64"]]
-    result = run(*sum(parts if is_first else reversed(parts), []))
+    command = ["cost", "causal", "--tokens", "64"]
+    result = run(*arguments, *command) if is_first else run(*command, *arguments)
     assert result.exit_code == 0, result.output
     assert result.output.startswith("Causal() 的开销")
 

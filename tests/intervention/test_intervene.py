@@ -201,7 +201,7 @@ def test_a_sweep_ablates_each_head_once(style, tmp_path):
             assert effect.value == pytest.approx(float(measure()))
     assert sweep.strongest(1)[0].difference == max((one.difference for one in sweep), key=abs)
     assert sweep.to_rows()[0].keys() == {"layer", "head", "value", "difference"}
-    header, whole, *rows = str(sweep).splitlines()
+    _, whole, *rows = str(sweep).splitlines()
     assert len(rows) == 2 * H
     assert whole.split() == ["whole", "model", f"{sweep.baseline:.6g}"]
     lines = sweep.to_csv(tmp_path / "sweep.csv").read_text().splitlines()

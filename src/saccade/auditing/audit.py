@@ -45,7 +45,16 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@argument_hints({}, mask="rule=, the rule that the model is checked against", attention_mask="padding=")
+_OF_MODEL = "inputs={'input_ids': ids, ...} passes arguments to the model"
+
+
+@argument_hints(
+    dict.fromkeys(
+        ("input_ids", "position_ids", "token_type_ids", "labels", "inputs_embeds", "pixel_values"), _OF_MODEL
+    ),
+    mask="rule=, the rule that the model is checked against",
+    attention_mask="padding=",
+)
 def audit(
     model: Callable[..., Any] | Runner,
     rule: Declared | str | None = None,
@@ -261,7 +270,10 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
     blind = next((one for one in probes.findings if one.kind == "blind"), None)
     if leak is not None:
         with_module = _with_module(subject.eager, reach, probes, leak)
-        reached = ClaimResult("reach", "broken", max(probes.largest, leak.size), probes.floor, with_module)
+        by_gradient = leak.probe == "gradient"
+        why = "found by its gradient, which rounding does not change from 0" if by_gradient else ""
+        allowed = 0.0 if by_gradient else probes.floor
+        reached = ClaimResult("reach", "broken", max(probes.largest, leak.size), allowed, with_module, why)
     else:
         reached = ClaimResult("reach", "held", probes.largest, probes.floor, why=_weakness(probes))
     if probes.no_gradient:

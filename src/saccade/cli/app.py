@@ -37,7 +37,12 @@ class _LanguageAnywhere(TyperGroup):
 
 
 app = typer.Typer(
-    name="saccade", cls=_LanguageAnywhere, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    name="saccade",
+    cls=_LanguageAnywhere,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 _COMMANDS: dict[
@@ -89,7 +94,9 @@ def _set_language(context: typer.Context, requested: str | None) -> None:
 def command_line() -> None:
     """Run the command line, with help in the language of the system unless --lang is given."""
     command = typer.main.get_command(app)
-    if not any(argument.partition("=")[0] == "--lang" for argument in sys.argv):  # --help is handled before other options have values
+    if not any(
+        argument.partition("=")[0] == "--lang" for argument in sys.argv
+    ):  # --help is handled before other options have values
         with in_language(language_of(os.environ)):
             translate_help(command)
     command()
