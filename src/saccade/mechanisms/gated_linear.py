@@ -1,4 +1,4 @@
-"""GatedLinear, Delta and SSD: linear attention with a state that decays, or that new tokens correct."""
+"""GatedLinear, Delta and SSD: linear attention with a state that decays or that new tokens correct."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def lightning(cls, num_heads: int, layer: int = 0, num_layers: int = 1) -> GatedLinear:
-        """Return MiniMax's lightning attention: gated linear attention with no scale and decays proportional to ALiBi.
+        """Return MiniMax's lightning attention: unscaled gated linear attention, with decays proportional to ALiBi.
 
         Args:
             num_heads: a power of two.
