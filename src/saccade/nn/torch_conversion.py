@@ -129,7 +129,7 @@ def to_torch(module: nn.Module) -> nn.Module:
 
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
-    """Raise if a torch module expects the length before the batch, unless the user passed ``batch_first=True``."""
+    """Raise an error if a torch module takes the length before the batch, unless ``batch_first=True`` was passed."""
     what = type(module).__name__
     if batch_first is not None and batch_first is not True:
         hint = "saccade takes [batch, len, embed_dim] only; x.transpose(0, 1) swaps the two axes"
@@ -144,7 +144,7 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
 
 
 def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
-    """Raise if a module to convert, or a part of it, overrides ``forward``.
+    """Raise an error if a module to convert, or a part of it, overrides ``forward``.
 
     The converted module would then compute a different output with the same weights.
     """

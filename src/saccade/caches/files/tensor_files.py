@@ -24,7 +24,7 @@ _PIECE = 1 << 24  # bytes of one write
 
 
 def checked_path(name: str, path: object) -> Path:
-    """Return the path of a tensor file. Raise unless the argument is a string or a path."""
+    """Return the path of a tensor file. Raise an error unless the argument is a string or a path."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if not isinstance(path, str):

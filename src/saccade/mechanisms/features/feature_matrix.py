@@ -96,7 +96,7 @@ class FeatureMatrix(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows are distributions, that is, if no feature is below 0 and eps is 0.
+        """Whether rows are distributions, which requires that no feature is below 0 and that eps is 0.
 
         Cost: reads all features.
         """
