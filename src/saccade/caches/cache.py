@@ -132,8 +132,8 @@ class LayerCache(ArgumentHints):
         if not callable(mechanism) or isinstance(mask, Tensor):
             check_call(mechanism, mask)
         if not self.exposes_all_keys and getattr(mechanism, "needs_all_keys", False):
-            reason = "its weights depend on the keys in between, and this cache does not pass on all of them"
-            raise unsupported(type(mechanism).__name__, [reason], hint="KVCache() passes on all keys, in order")
+            reason = "its weights depend on the keys in between, and this cache does not provide all of them"
+            raise unsupported(type(mechanism).__name__, [reason], hint="KVCache() provides all keys, in order")
         self._check_new(query, key, value)
         batch, _, q_len, _ = query.shape
         if mask is not None and not isinstance(mask, Mask):
@@ -173,7 +173,10 @@ class LayerCache(ArgumentHints):
         self._shared.clear()
 
     def crop(self, length: int) -> None:
-        """Forget all columns after the first ``length``, or raise an error if that is impossible. 0 always works."""
+        """Forget all columns after the first ``length``, or raise an error if that is impossible.
+
+        A length of 0 is always possible.
+        """
         self.check_crop(length)
         if length == 0:
             self._empty()

@@ -127,7 +127,7 @@ def check_call(mechanism: object, mask: object) -> None:
             "mechanism", "be a function that returns attention matrices", type(mechanism).__name__, hint=hint
         )
     if isinstance(mask, Tensor):
-        hint = "masks.Dense(tensor) reads a tensor at positions; padding goes to positions, as -1"
+        hint = "masks.Dense(tensor) reads a tensor by position; mark padding with position -1"
         raise value_error("mask", "be a rule on positions (not a tensor) with a cache", "a tensor", hint=hint)
 
 

@@ -62,7 +62,7 @@ def compared_caches(
     if not caches:
         return ()
     if not rule.is_causal or case.query.shape[2] != case.key.shape[2]:
-        reason = Message("a cache reads a causal text whose queries all have a key")
+        reason = Message("a cache needs a causal mask, and a key for each query")
         return tuple(ComparedCache(_name(one), reasons=(reason,)) for one in caches)
     _, whole = _read(KVCache(), case, rule)
     return tuple(_compared_cache(one, case, rule, expected, whole) for one in caches)

@@ -72,7 +72,7 @@ class Forgetting(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         reasons: list[str] = []
         if not mask.is_causal:
-            words = "{mask} is not causal: gates count from a key forward to the query"
+            words = "{mask} is not causal: gates apply from a key forward to later queries"
             reasons.append(Message(words, mask=type(mask).__name__))
         for part in parts_of(mask):
             inner = () if not isinstance(part, Documents) or part.rule is None else parts_of(part.rule)

@@ -21,7 +21,7 @@ from saccade.support.validation import check_number, register_tensor
 
 
 class MesaMatrix(RecurrenceMatrix):
-    """The lazy matrix of `Mesa`: a recurrence whose queries are solved from linear systems for each product.
+    """The lazy matrix of `Mesa`: a recurrence whose queries are solutions of linear systems, solved for each product.
 
     A state is the keys' own state H followed by the state of the values S, ``[head_dim, head_dim + value_dim]``.
     """

@@ -127,7 +127,7 @@ class NativeSparse(Approximate):
         """
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
         if inputs.starts[0] is None or inputs.starts[1] != 0:
-            reason = "blocks are counted from position 0, without gaps: padding is possible on the right, by a mask"
+            reason = "blocks are counted from position 0, without gaps; a mask can hide padding on the right"
             raise unsupported("positions", [reason], hint="one text at a time, or masks.Padding(lengths)")
         batch, heads, q_len, _ = inputs.shape
         if gates is not None:

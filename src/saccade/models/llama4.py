@@ -22,7 +22,7 @@ _EXPERTS = ".feed_forward.experts."
 
 
 class Llama4Text(LlamaRelative):
-    """Llama 4's text part: attention in chunks, layers without positions but with a temperature, and experts.
+    """Llama 4's text format: chunked attention, layers with a temperature instead of positions, and experts.
 
     Reference: Meta 2025, the Llama 4 models and their code in transformers.
     """

@@ -134,7 +134,7 @@ def check_with_cache(
         hint = "for instance saccade.caches.KVCache(); a Cache of a whole model contains one for each layer"
         check_type("cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
     if isinstance(mask, Tensor):
-        hint = "masks.Dense(tensor) is read at positions; padding goes to positions, as -1"
+        hint = "masks.Dense(tensor) reads a tensor by position; mark padding with position -1"
         raise value_error("mask", "be a rule on positions with a cache", "a tensor", hint=hint)
     if not isinstance(cache, CrossCache):
         if not (key is None and value is None and kv_positions is None):

@@ -62,7 +62,7 @@ class MixtureOfExperts(ArgumentHints, Layer):
         self.experts = nn.ModuleList(network() for _ in range(num_experts))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the shared network and the chosen experts to each token. The shape ``[..., embed_dim]`` stays."""
+        """Return the output of the shared network and the chosen experts for each token, ``[..., embed_dim]``."""
         tokens = x.reshape(-1, x.shape[-1])
         scores, chosen = self.router(tokens).topk(self.num_chosen, -1)
         weights, out = scores.sigmoid(), self.shared(tokens)

@@ -120,7 +120,7 @@ class SharedKeyAttention(AttentionLayer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Attend to the keys and values of the source.
+        """Attend to the keys and values of the source layer.
 
         Args:
             query: the tokens, ``[batch, len, embed_dim]``; with a cache, only the new tokens.

@@ -115,7 +115,7 @@ class Carried(NamedTuple):
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
     ) -> tuple[Tensor, Carried]:
-        """Return the state and its scale after another chunk of keys. ``last`` indexes its last key in the sum."""
+        """Return the state and its scale after another chunk of keys. ``last`` is the index of its last key."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
         logs = line.key_logs
         if line.segments is not None:

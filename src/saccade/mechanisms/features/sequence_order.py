@@ -46,7 +46,7 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """Return the order of queries and keys for a mask that is causal or has documents. Sort only if necessary."""
+        """Return the order of queries and keys for a causal mask or one with documents, sorted only if necessary."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents
@@ -159,8 +159,8 @@ def check_in_order(visible: Visible, q_len: int, kv_len: int) -> None:
     if is_readable(visible.q_positions, visible.kv_positions):
         reason, hint = (
             (
-                "a state is read in the order in which it was written, so keys must be "
-                "in order and queries must be the last of them"
+                "a state depends on the order of its tokens, so keys must be "
+                "in order, and queries must belong to the last of them"
             ),
             "sort the tokens, or use a mechanism without a state",
         )
