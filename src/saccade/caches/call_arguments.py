@@ -163,7 +163,7 @@ def check_crop(length: object, stored: int) -> None:
 
 
 class Region(NamedTuple):
-    """The region of gradient checkpointing that is currently running, where it can be identified.
+    """The region of gradient checkpointing that is currently running, if it can be identified.
 
     A replay runs inside a backward pass, which has an id. In the forward pass, a region of the non-reentrant
     checkpoint is identified by torch's hooks for saved tensors; a region of the reentrant checkpoint cannot be.

@@ -115,8 +115,9 @@ def to_torch(module: nn.Module) -> nn.Module:
     Raises:
         TypeError: this type of module is not supported.
         UnsupportedError: torch's module lacks a feature of ours. Every reason is listed. The possible reasons are a
-            mask in the module, rotary positions, a mechanism other than plain softmax, a gate, root-mean-square norms,
-            biases in only some parts, and a subclass that overrides ``forward``.
+            mask in the module, rotary positions, norms of queries and keys, heads of another width, a mechanism other
+            than plain softmax, a gate, norms other than ``nn.LayerNorm`` or after the parts, parallel parts, a decoder
+            layer without cross-attention, biases in only some parts, and a subclass that overrides ``forward``.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
     check_type("module", module, _SACCADE_MODULES, rule)
