@@ -359,7 +359,7 @@ def test_caches_need_a_causal_text() -> None:
     query, key, value = torch.randn(3, 1, 2, 20, 4).unbind()
     comparison = sc.compare(query, key, value, [], timed_lengths=[20], caches=[Int8Cache()])
     assert math.isnan(comparison.caches[0].error_median)
-    assert "Int8Cache(64): refused: a cache reads a causal text" in str(comparison)
+    assert "Int8Cache(64): refused: a cache needs a causal mask" in str(comparison)
     dropping = sc.compare(
         query, key, value, [], mask=sc.masks.Causal(), timed_lengths=[20], caches=[RecurrentCache()]
     ).caches[0]

@@ -282,7 +282,7 @@ REFUSED = {
         lambda q, k: mechanisms.Delta()(
             q, k, mask=CAUSAL, q_positions=torch.arange(90, -1, -1), kv_positions=torch.arange(90, -1, -1)
         ),
-        "a state is read in the order in which it was written",
+        "a state depends on the order of its tokens",
     ),
     "growth": (lambda q, k: mechanisms.Delta()(q, k, decay=torch.ones(2, 2, 91), mask=CAUSAL), "decay must be at most"),
     "shape": (

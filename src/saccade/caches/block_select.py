@@ -33,18 +33,18 @@ class BlockSelectCache(KVCache):
     r"""A cache of all keys and values. A decoding step reads only the first, last and highest-scoring blocks.
 
     Columns are divided into blocks of ``block_size``. A call with several tokens (a prompt, a further question) reads
-    everything and is exact. With ``prompt="sparse"``, each of its tokens instead reads the blocks that a step would. A
-    call with one token reads ``budget`` tokens for each key head: the first ``sink_blocks`` blocks, the last
-    ``local_blocks`` blocks (including the unfinished one), and *anchor blocks*, which are the blocks in between with
-    the highest scores for this query. The softmax of the mechanism then runs over these tokens.
+    everything and is exact. With ``prompt="sparse"``, each of its tokens instead reads the blocks that a decoding step
+    would read. A call with one token reads ``budget`` tokens for each key head: the first ``sink_blocks`` blocks, the
+    last ``local_blocks`` blocks (including the unfinished one), and *anchor blocks*, which are the blocks in between
+    with the highest scores for this query. The softmax of the mechanism then runs over these tokens.
 
     The result equals that of a `KVCache` while at most ``budget`` tokens are stored. After that, each step equals
     a dense run in which all other blocks are masked. Nothing is forgotten: the next step may read blocks that this
     step skips.
 
-    In a ragged batch, this is true of each item. An item's budget counts its tokens but not its padding, and blocks
-    that contain only padding are ignored. Block boundaries are the same for all items of the batch, so padding may
-    move tokens to other blocks than if the sequence ran alone.
+    In a ragged batch, this holds for each item. An item's budget counts its tokens but not its padding, and blocks
+    that contain only padding are ignored. Block boundaries are the same for all items of the batch, so padding may put
+    tokens into other blocks than if the sequence ran alone.
 
     Heads that share keys read the same blocks. Each head's scores are normalised by a softmax over blocks, and a
     block's score is the maximum over these heads.
@@ -345,7 +345,7 @@ class _BlockSparseMechanism(nn.Module):
 
 
 def _check_sparse_prompt(call: Call) -> None:
-    """Raise unless blocks can be selected for all tokens of a sparse prompt in one pass."""
+    """Raise an error unless blocks can be selected for all tokens of a sparse prompt in one pass."""
     reasons = []
     if not isinstance(call.kv_positions.given, range):
         reasons.append("it has padding or explicit positions")

@@ -67,22 +67,22 @@ class Call(NamedTuple):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if the mechanism declares that its matrix depends only on dot products and the mask in every head."""
+        """Whether the mechanism declares that its matrix depends only on dot products and the mask in every head."""
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property
     def attends_to_all_earlier(self) -> bool:
-        """True if the mask of the call lets every new query attend to every earlier token."""
+        """Whether the mask of the call lets every new query attend to every earlier token."""
         return self.mask is None or type(self.mask) is Causal
 
     @property
     def differs_between_heads(self) -> bool:
-        """True if the mask of the call may differ between heads or batch items."""
+        """Whether the mask of the call may differ between heads or batch items."""
         return self.mask is not None and (self.mask.shape != (1, 1) or self.mask.calls_functions)
 
     @property
     def needs_graph(self) -> bool:
-        """True if autograd will record the attention of this cache call."""
+        """Whether autograd will record the attention of this cache call."""
         if not torch.is_grad_enabled():
             return False
         if any(x.requires_grad for x in (self.query, self.key, self.value)):
@@ -120,19 +120,19 @@ _NEW = ShapeSpec(
 
 
 def check_call(mechanism: object, mask: object) -> None:
-    """Raise if the mechanism is not callable, or if the mask is a tensor: its columns cannot be matched to tokens."""
+    """Raise an error if the mechanism is not callable, or if the mask is a tensor, which has no positions."""
     if not callable(mechanism):
         hint = "for instance saccade.mechanisms.Softmax()"
         raise type_error(
             "mechanism", "be a function that returns attention matrices", type(mechanism).__name__, hint=hint
         )
     if isinstance(mask, Tensor):
-        hint = "masks.Dense(tensor) reads a tensor at positions; padding goes to positions, as -1"
+        hint = "masks.Dense(tensor) reads a tensor by position; mark padding with position -1"
         raise value_error("mask", "be a rule on positions (not a tensor) with a cache", "a tensor", hint=hint)
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless new keys and values are ``[batch, kv_heads, q_len, width]`` with the query's batch and length."""
+    """Raise an error unless keys and values are ``[batch, kv_heads, q_len, width]`` and match the query."""
     hint = "the cache adds the keys of earlier tokens itself; keys of other tokens go to a CrossCache"
     _NEW.check(query, key, value, hint=hint)
     if not query.dtype == key.dtype == value.dtype:
@@ -157,13 +157,13 @@ def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
 
 
 def check_crop(length: object, stored: int) -> None:
-    """Raise unless a cache can be cropped to ``length``: an int from 0 to the number of stored columns."""
+    """Raise an error unless a cache can be cropped to ``length``: an int from 0 to the number of stored columns."""
     if not 0 <= check_int("length", length, None) <= stored:
         raise value_error("length", f"be from 0 to {stored}, the number of stored columns", length)
 
 
 class Region(NamedTuple):
-    """The region of gradient checkpointing that is currently running, where it can be identified.
+    """The region of gradient checkpointing that is currently running, if it can be identified.
 
     A replay runs inside a backward pass, which has an id. In the forward pass, a region of the non-reentrant
     checkpoint is identified by torch's hooks for saved tensors; a region of the reentrant checkpoint cannot be.

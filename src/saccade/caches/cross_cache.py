@@ -49,7 +49,7 @@ class CrossCache(LayerCache):
 
     @property
     def is_filled(self) -> bool:
-        """True if the cross-attention context is stored."""
+        """Whether the cross-attention context is stored."""
         return bool(self._state)
 
     @property

@@ -286,7 +286,7 @@ class HeavyHitterCache(EvictingCache):
 
 
 class SnapKVCache(EvictingCache):
-    r"""A cache of all tokens after the prompt, and of the prompt tokens that received the most attention from its end.
+    r"""A cache of the prompt tokens to which the end of the prompt attends most, and of all later tokens.
 
     After the first call, and only then, each key head selects the tokens to keep: the last ``window`` tokens and, of
     the earlier tokens, the ``budget - window`` that received the most attention from the window. This attention is

@@ -16,7 +16,7 @@ from saccade.support.validation import check_int
 
 
 class LatentCache(KVCache):
-    """A cache of what latent attention needs from each token: its latent vector and the rotated part of its key.
+    """A cache for latent attention, with the latent vector and the rotated part of the key of each token.
 
     Both are stored in one tensor: the first ``latent_dim`` channels of a key are its value, so only keys are stored. A
     `KVCache` works with the same layers, but stores latents twice. `saccade.nn.LatentAttention.new_cache` returns a

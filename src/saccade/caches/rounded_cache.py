@@ -55,7 +55,7 @@ class RoundedCache(LayerCache):
 
     @abstractmethod
     def _store(self, name: str, like: Tensor) -> Store:
-        """Return the store of the keys or values (``name``); before the first call, an empty store for ``like``."""
+        """Return the store of keys or values. Before the first call, it is empty and fits tensors like ``like``."""
 
     def advance(self, call: Call) -> Tensor:
         new = {"key": call.key, "value": call.value}
@@ -76,7 +76,7 @@ class RoundedCache(LayerCache):
         return out
 
     def _parts(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the codes, steps, zeros and rest of the keys or values (``name``)."""
+        """Return the codes, steps, zeros and rest of the stored keys or values."""
         codes, steps, zeros, rest = (self._state[f"{name}.{part}"] for part in _PARTS)
         return codes, steps, zeros, rest
 

@@ -72,8 +72,9 @@ def compare(
         quality: a function that returns a number for a mechanism or mask, such as the accuracy of a model trained with
             it; `saccade.learning.quality_on` returns such a function. It is also called for exact attention. When None,
             quality is not measured.
-        caches: empty caches, such as ``[Int8Cache(), QuantizedCache(4)]``, that also get a row each: their size, and
-            the error of a causal text that is read from them, 64 tokens at a time. They stay empty.
+        caches: empty caches, such as ``[Int8Cache(), QuantizedCache(4)]``, to compare as well. Each gets a row with its
+            size and its error when the tensors pass through it as a causal sequence, 64 tokens at a time. The caches
+            stay empty.
 
     Raises:
         TypeError, ValueError: tensors whose shapes do not match, an object that is neither a mechanism nor a mask, or

@@ -112,7 +112,7 @@ class Comparison:
 
     @property
     def _of_caches(self) -> list[str]:
-        """The lines of the caches: a table of errors beside sizes."""
+        """The lines of the table of caches, with their errors and sizes."""
         if not self.caches:
             return []
         lines = [list(map(translated, ("", "error", "worst error", "size", "of KVCache")))]
@@ -140,7 +140,7 @@ class Comparison:
 
 
 def _table(lines: list[list[str]]) -> list[str]:
-    """Return the lines of a table whose first column is aligned to the left."""
+    """Return the lines of a table with a left-aligned first column."""
     widths = [max(display_width(line[i]) for line in lines) for i in range(len(lines[0]))]
     return [
         "  ".join((right_aligned if i else left_aligned)(cell, width) for i, (cell, width) in enumerate(pairs)).rstrip()

@@ -21,13 +21,13 @@ from saccade.support.validation import check_number, register_tensor
 
 
 class MesaMatrix(RecurrenceMatrix):
-    """The lazy matrix of `Mesa`: a recurrence whose queries are solutions of linear systems, found for each product.
+    """The lazy matrix of `Mesa`: a recurrence whose queries are solutions of linear systems, solved for each product.
 
-    A state holds the keys' own state H, and behind it that of the values, ``[head_dim, head_dim + value_dim]``.
+    A state is the keys' own state H followed by the state of the values S, ``[head_dim, head_dim + value_dim]``.
     """
 
     def with_ridge(self, ridge: Tensor) -> MesaMatrix:
-        """Return the matrix with this ridge, ``[heads, head_dim]``."""
+        """Return a copy of the matrix with a new ridge, ``[heads, head_dim]``."""
         matrix, (lines, length, head_dim) = copy.copy(self), self._rule.key.shape
         rows = ridge.repeat(lines // max(1, len(ridge)), 1)[:, None]
         matrix._rule = self._rule._replace(ridge=rows.expand(-1, length, head_dim))
@@ -59,7 +59,7 @@ class MesaMatrix(RecurrenceMatrix):
 
 
 class Mesa(GatedRecurrence):
-    r"""The mesa layer: a token reads the ridge regression of all earlier values on their keys.
+    r"""The mesa layer: each token reads the ridge regression of all values so far on their keys.
 
     .. math:: H_t = e^{g_t} H_{t-1} + \beta_t k_t k_t^T, \qquad S_t = e^{g_t} S_{t-1} + \beta_t k_t v_t^T, \qquad
               o_t = S_t^T (H_t + \Lambda)^{-1} q_t
@@ -80,8 +80,8 @@ class Mesa(GatedRecurrence):
             hide keys (Padding).
 
     Cost: that of `GatedLinear`, plus ``head_dim ** 3 / 3`` multiplications for each token and head. Every product and
-    every block of rows solves again. The backward pass stores one state for every 32 tokens. For decoding, a
-    `saccade.caches.RecurrentCache` stores ``head_dim * (head_dim + value_dim)`` elements per head.
+    every block of rows solves the systems again. The backward pass stores one state for every 32 tokens. For decoding,
+    a `saccade.caches.RecurrentCache` stores ``head_dim * (head_dim + value_dim)`` elements per head.
 
     Example:
         >>> from saccade.masks import Causal
@@ -133,7 +133,7 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
     Args:
         rule: the recurrence, with a ridge.
         state, segment: H before the first token, ``[sequences, head_dim, head_dim]``, and its segment.
-        rows: number of queries at the end that are read; all if None. The others become 0.
+        rows: number of queries at the end to solve for; None for all. Others may become 0.
     """
     lines, length, head_dim = rule.key.shape
     state = rule.key.new_zeros(lines, head_dim, head_dim) if state is None else state
@@ -143,7 +143,7 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
     is_recorded = torch.is_grad_enabled() or is_transformed() or torch.compiler.is_compiling()
     if torch.is_grad_enabled() and not is_transformed() and not torch.compiler.is_compiling():
         solve = partial(checkpoint, _solve_chunk, use_reentrant=False)
-    out = rule.query if is_recorded else torch.empty_like(rule.query)  # parts on the heap would tear it to pieces
+    out = rule.query if is_recorded else torch.empty_like(rule.query)  # separate small parts would fragment the heap
     for start in range(0, length if lines else 0, CHUNK):
         part = rule.of(slice(None), slice(start, start + CHUNK))
         query, state = solve(part, state, segment, start + CHUNK > first)
@@ -156,7 +156,7 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
 
 
 def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: bool) -> tuple[Tensor, Tensor]:
-    """Solve the systems of the tokens of a chunk; return the solutions (0 unless read) and the state after them."""
+    """Solve each token's linear system in a chunk. Return the solutions, or 0 unless ``is_read``, and the new state."""
     query, key, decay, beta, segments = rule[:5]
     assert rule.ridge is not None
     length = key.shape[1]

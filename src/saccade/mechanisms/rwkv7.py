@@ -31,7 +31,7 @@ class RWKV7(Recurrence):
     Nothing is normalised here; use ``torch.nn.functional.normalize(removal, dim=-1)``.
 
     Args:
-        scale: s; 1, as in RWKV.
+        scale: s; by default 1, as in RWKV.
 
     Raises:
         ValueError: gates with a wrong shape, or log decays that are not between -30 and 0.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 512  # largest number of tokens for which all weights are computed
 _BINS = 256  # bins on each side of the pooled maps of longer texts
-_ANNOTATED_AT_MOST = 24  # maximum number of words for writing weights into cells; with more, they would be illegible
+_ANNOTATED_AT_MOST = 24  # largest number of words whose weights are written into the cells
 
 
 def figure_of(

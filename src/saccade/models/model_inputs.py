@@ -11,7 +11,7 @@ from saccade.support.validation import ShapeSpec
 
 
 def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -> None:
-    """Raise unless a model's input ``tokens`` are int ``[batch, len]`` with values from 0 to ``vocab_size - 1``.
+    """Raise an error unless a model's tokens are int ``[batch, len]``, with values from 0 to ``vocab_size - 1``.
 
     Values are checked on the CPU only, because reading them from another device would force it to synchronize. On other
     devices, and in compiled programs, torch's embedding lookup raises an error for wrong values.
@@ -33,7 +33,7 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
 
 
 def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> None:
-    """Raise unless a model's input images or feature maps have the right shape and dtype.
+    """Raise an error unless a model's input images or feature maps have the right shape and dtype.
 
     They must be ``[batch, channels, H, W]``, with at least one row and column, and have the dtype of ``weight``.
     """

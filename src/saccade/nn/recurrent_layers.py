@@ -142,7 +142,7 @@ class RecurrentLayer(AttentionLayer):
 
 
 _INITIAL_STEPS = -3, -1  # powers of ten, as in Mamba
-_INITIAL_FADE = -6.0, -1.0  # before the sigmoid, as in RWKV-7: slow decays and faster ones
+_INITIAL_FADE = -6.0, -1.0  # before the sigmoid, as in RWKV-7: from slow to fast decays
 
 
 def _output(matrix: Matrix, value: Tensor) -> Tensor:

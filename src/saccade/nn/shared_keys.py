@@ -120,7 +120,7 @@ class SharedKeyAttention(AttentionLayer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Attend to the keys and values of the source.
+        """Attend to the keys and values of the source layer.
 
         Args:
             query: the tokens, ``[batch, len, embed_dim]``; with a cache, only the new tokens.
@@ -152,7 +152,7 @@ class SharedKeyAttention(AttentionLayer):
         return self._matrix(self._heads(query, shared, mask, positions, rotary_positions, None), bias)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Raise, because the source's cache stores the keys and values.
+        """Raise an error, because the source's cache stores the keys and values.
 
         Raises:
             UnsupportedError: always.
@@ -214,7 +214,7 @@ class SharedKeyAttention(AttentionLayer):
 
 
 def check_sources(layers: nn.ModuleList) -> None:
-    """Raise unless every layer that reads another layer's keys and values comes after that layer and fits its heads."""
+    """Raise an error unless each layer that reads another layer's keys and values comes after it and fits its heads."""
     for index, layer in enumerate(layers):
         reader = layer.attention
         if not isinstance(reader, SharedKeyAttention):

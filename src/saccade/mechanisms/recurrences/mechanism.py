@@ -64,7 +64,7 @@ class Recurrence(Approximate):
 
         Args:
             inputs, decay, beta: the inputs and gates.
-            recall: the keys with which tokens read the state, like the keys of the inputs; None for those keys.
+            recall: the keys with which tokens read the state, in the shape of the keys; None to read with the keys.
             visible: the evaluated mask of the inputs; None to evaluate it.
         """
         where, dtype = type(self).__name__, inputs.query.dtype
@@ -153,7 +153,7 @@ def checked_gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> None:
-    """Raise unless the head counts of a recurrence's queries, keys and gates are multiples of one another."""
+    """Raise an error unless the head counts of a recurrence's queries, keys and gates are multiples of one another."""
     counts = {"query": inputs.shape[1], "key": inputs.key.shape[1]}
     counts |= {name: x.shape[1] for name, x in (("decay", decay), ("beta", beta)) if x is not None}
     most_inputs = max([count for name, count in counts.items() if name != "query"])
@@ -165,7 +165,7 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None for none."""
+    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``, or None."""
     if is_surely_finite(x):
         return None
     return (~x.detach().isfinite()).any(-1) if x.shape[3] else None

@@ -155,7 +155,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
                 flow through this memory and the returned one.
 
         Raises:
-            ValueError: the queries and keys are of different tokens, or the memory is from a different recurrence or
+            ValueError: the queries and keys belong to different tokens, or the memory is from a different recurrence or
                 mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
@@ -284,7 +284,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _empty_rows(self) -> Tensor | None:
-        """True for rows that see no key, bool ``[batch | 1, heads, q_len]``; None if no key or row is hidden."""
+        """The rows that see no key, bool ``[batch | 1, heads, q_len]``; None if no key or row is hidden."""
         if self.visible.hidden_rows is self.visible.hidden_keys is None:
             return None
         anything = torch.ones(self.shape[0], 1, self.shape[3], dtype=torch.bool, device=self.device)

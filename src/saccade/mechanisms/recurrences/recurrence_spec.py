@@ -30,8 +30,8 @@ class Rule(NamedTuple):
         recall: r, the keys with which the delta rule reads the state, like ``key``; None for ``key`` itself.
         scale: s.
         is_delta: whether to use the delta rule.
-        ridge: what is added to the diagonal of the keys' own state, through whose inverse queries read (`Mesa`), above
-            0, ``[sequences, len, head_dim]``; None for queries that read directly.
+        ridge: for `Mesa`, the values added to the diagonal of the keys' own state before it is inverted, above 0,
+            ``[sequences, len, head_dim]``; None for other recurrences.
     """
 
     query: Tensor
@@ -46,7 +46,7 @@ class Rule(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All tensors that define the recurrence."""
+        """The tensors of the recurrence, without the ridge."""
         return self[:6]
 
     def of(self, lines: slice | list[int], tokens: slice) -> Rule:
@@ -85,7 +85,7 @@ FEW = 2  # up to this number of tokens, single steps cost less than a chunk
 
 
 def product_by_token(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute `product` token by token, as a recurrence is defined. It is differentiable any number of times.
+    """Compute `product` token by token, from the definition of a recurrence. It is differentiable any number of times.
 
     Cost: a few passes over the state for each token; with gradients, every state is stored.
     """
