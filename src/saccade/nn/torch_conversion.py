@@ -199,6 +199,10 @@ def _reasons_against_torch(module: AttentionLayer) -> list[str]:
         reasons.append("it has a norm of queries and keys; torch's module has none")
     if module.head_dim * module.num_heads != module.embed_dim:
         reasons.append(f"its heads are {module.head_dim} wide; torch's are embed_dim / num_heads")
+    if module.temperature is not None:
+        reasons.append("it scales queries by their positions; torch's module does not")
+    if module.convolution is not None:
+        reasons.append("it has a short_convolution; torch's module has none")
     if module.gate_projection is not None:
         reasons.append("it has an output_gate; torch's module has none")
     mechanism = module.mechanism
