@@ -39,7 +39,7 @@ class Case:
         name: the name in reports and test ids.
         mask: None allows every pair.
         rule: the same mask as a function ``(b, h, q, kv) -> bool`` of plain ints, where q and kv are positions.
-            As the reference, it also reveals mistakes in the mask. None uses ``mask.to_dense`` instead.
+            It is the reference, so that tests detect mistakes in the mask too. None uses ``mask.to_dense`` instead.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
         key_dim: width of the keys; None means the width of the queries, which most scores require.
         bias: shape of a random bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
@@ -140,7 +140,7 @@ class Case:
         )
 
     def problem(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Problem:
-        """Build the `Problem` of the case: its tensors, and frozen modules in the dtype of the inputs."""
+        """Build the `Problem` of the case from its tensors and frozen copies of its modules, in the given dtype."""
         query, key, value, bias, sink_logit = self.inputs(dtype, device)
 
         def frozen_copy(module: _Module | None) -> _Module | None:

@@ -158,7 +158,7 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
 
 
 def _named(argument: str, given: Sequence[_Named | str], known: Sequence[_Named], sort: type[_Named]) -> list[_Named]:
-    """Return the cases or laws in ``given``, and look up those that are names."""
+    """Return the cases or laws in ``given``, with each name replaced by the item that it names."""
     by_name, selected = {item.name: item for item in known}, list[_Named]()
     for item in [given] if isinstance(given, str) else given:
         if isinstance(item, str) and item in by_name:

@@ -1,8 +1,8 @@
 """Reference definitions of scores and relative biases, as in their papers, dense and in float64.
 
-This module uses only the parameters of the library's modules and calls none of their functions. Where the library maps
-queries and keys and takes dot products, this module applies the formula to every pair. Where the library looks up
-distances in a table, this module computes an index for every pair.
+This module uses only the parameters of the library's modules and calls none of their functions. The library transforms
+queries and keys and takes dot products, and looks up distances in a table; this module applies the formula to every
+pair, and computes an index for every pair.
 """
 
 from __future__ import annotations

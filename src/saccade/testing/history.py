@@ -30,7 +30,7 @@ _STRICT = ("isolation", "blindness")
 
 
 def find(bug: PastBug) -> Result | None:
-    """Return the first broken law among those that must detect a bug; None if all are kept."""
+    """Return the result of the first broken law among those that must detect the bug, or None if all hold."""
     subject = Subject(bug.make(), offers=(), gqa=True)
     chosen = [law for law in (*LAWS, *SIZE_LAWS) if law.name in bug.laws]
     results = (try_law(subject, *trial) for trial in trials(chosen, CASES, (torch.float32,)))
@@ -38,9 +38,9 @@ def find(bug: PastBug) -> Result | None:
 
 
 def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
-    """Return the first broken law for a mutant, or None if all laws are kept.
+    """Return the result of the first law that a mutant breaks, or None if all laws hold.
 
-    Trials in float32 with inputs that trigger the mistake come first, and short inputs before long ones.
+    Trials in float32 whose inputs trigger the mistake run first, and short inputs before long ones.
     """
 
     def cost(trial: tuple[object, Case, torch.dtype]) -> tuple[bool, bool, int]:
@@ -100,7 +100,7 @@ def table_of_right_kernels(names: Sequence[str], seeds: int, share: int) -> Iter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of past bugs and cheats. The exit status is 1 if the laws fail to detect any of them."""
+    """Print the table of past bugs and cheats. The exit status is 1 if the laws miss at least one of them."""
     parser = argparse.ArgumentParser(prog="python -m saccade.testing.history", description=main.__doc__)
     parser.add_argument("--mutants", type=int, metavar="N", help="check N kernels with random mistakes instead")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random mistakes and of the input values")

@@ -20,7 +20,7 @@ Part = Literal["early", "late", "even", "odd"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A problem for an attention function: its inputs, and the allowed pairs of query and key.
+    """The inputs of one attention call, with the allowed pairs of queries and keys.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
@@ -34,7 +34,7 @@ class Problem:
         score: the score that compares queries and keys; None means the dot product.
         relative: a relative bias, passed as ``bias``; a tensor ``bias`` replaces it.
         q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
-        seed: the seed of everything that a law draws for the problem.
+        seed: the seed of all random values that a law draws for the problem.
     """
 
     query: Tensor

@@ -23,7 +23,7 @@ Core = Kernel
 
 
 def guarded(core: Core, wide: torch.dtype = torch.float32) -> Kernel:
-    """Add support for grouped heads, empty rows and empty lengths to a kernel that lacks it."""
+    """Return a kernel that adds support for grouped heads, empty rows and empty lengths to ``core``."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         if 0 in (*q.shape, *k.shape):

@@ -16,8 +16,8 @@ from saccade.support.errors import unsupported
 class Stepwise:
     """Exact attention, split into methods that mutants override.
 
-    It keeps every law, but is slow, because it processes a few rows at a time. Masked keys and values are replaced by 0
-    before any multiplication, because 0 * NaN is NaN. Dropout is not supported, as `reasons` states.
+    It satisfies every law, but is slow, because it processes a few rows at a time. Masked keys and values are replaced
+    by 0 before any multiplication, because 0 * NaN is NaN. Dropout is not supported, as `reasons` states.
     """
 
     caught_by: tuple[str, ...] = ()

@@ -61,6 +61,6 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 def difference(got: Tensor, want: Tensor) -> Tensor:
-    """Return the absolute differences in float64, to compute an error: 0 for equal infinities, inf for a NaN."""
+    """Return the absolute differences of two tensors in float64: 0 for equal infinities, inf for a NaN."""
     got, want = got.detach().double(), want.detach().double()
     return torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -25,7 +25,7 @@ def attend(
 
 
 def with_changed_output(change: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Kernel]:
-    """Return a factory of kernels that change a correct result by ``change(out, query, key, value, mask)``."""
+    """Return a factory of kernels that replace a correct output by ``change(out, query, key, value, mask)``."""
     return lambda: lambda q, k, v, mask: change(attend(q, k, v, mask), q, k, v, mask)
 
 
