@@ -51,9 +51,9 @@ def _longformer() -> Mask:
     latex=r"D\supseteq S\ \Rightarrow\ \text{universal approximation},\quad|D|=O(n)",
     source="Zaheer et al. 2020, arXiv:2007.14062, theorem 1; what a run can check is the condition, not the theorem",
     verdict="holds if",
-    conditions="inputs are compact and have a fixed length, there are positions, and as many layers as it takes. A "
-    "global token gives the pattern the star of the theorem (a token that attends to all, and to which all attend), "
-    "which is enough, but not necessary: windows-and-random-keys-suffice",
+    conditions="inputs are compact and have a fixed length, positions are encoded, and there are as many layers as "
+    "needed. A global token gives the pattern the star of the theorem (a token that attends to all, and to which all "
+    "attend), which is enough, but not necessary: windows-and-random-keys-suffice",
 )
 def bigbird_has_what_the_theorem_needs(
     draw: Draw,

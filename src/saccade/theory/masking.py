@@ -128,9 +128,9 @@ def empty_rows_give_nothing(
     latex=r"j\notin V(i)\ \Rightarrow\ \partial o_i/\partial k_j=\partial o_i/\partial v_j=0",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
     verdict="holds",
-    conditions="the mask is applied to the scores before softmax over the keys (over the queries, later tokens have an "
-    "influence in spite of it). A causal mask lets a token see itself: the token "
-    "at position i + 1 is generated from the tokens up to i",
+    conditions="the mask is applied to the scores before softmax over the keys (with softmax over the queries, later "
+    "tokens have an influence despite the mask). A causal mask lets a token see itself: the token at position i + 1 "
+    "is generated from the tokens up to i",
 )
 def masks_hide_the_future_and_padding(
     draw: Draw,

@@ -110,8 +110,8 @@ def trained_to_idle(weigh: Weigh, always: bool, seeds: int = 4) -> Sink:
     "task Guo et al. 2024, arXiv:2410.13835",
     verdict="holds if",
     conditions="many queries have nothing to read, as in this task: a layer then gives the first token nearly all "
-    "their weight, and a value near 0. With weights by a sigmoid, with a sink logit that starts at 5, or with "
-    "something to read for every query, there is no sink. A sink logit that starts at 0 need not prevent it",
+    "their weight, and a value near 0. With sigmoid weights, with a sink logit that starts at 5, or with something to "
+    "read for every query, there is no sink. A sink logit that starts at 0 need not prevent it",
 )
 def sinks_come_of_having_to_sum_to_one(
     draw: Draw,
