@@ -57,7 +57,7 @@ def as_numbers(argument: str, values: object) -> Array:
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
-    """Pool an array for a figure to at most ``[rows, columns]``; each cell gets the value farthest from 0 in its group.
+    """Pool an array to at most ``[rows, columns]``, for a figure; each cell gets its group's value farthest from 0.
 
     A mean would almost erase a thin diagonal. NaN is ignored if a group contains any number.
     """

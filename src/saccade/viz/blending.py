@@ -25,7 +25,7 @@ def blend(grey: Array, weights: Array, limits: tuple[float, float], opacity: flo
 
     Args:
         grey: the image, from 0 to 1, broadcastable to the weights.
-        weights: warm colours for weights up to the upper limit; cold ones for those below 0.
+        weights: the weights; negative weights get cold colours, all others warm colours.
         limits: the values at the two ends of the scale; see `saccade.viz.arrays.contrast_limits`.
         opacity: opacity of the strongest colour.
     """

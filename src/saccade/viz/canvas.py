@@ -163,14 +163,14 @@ def save(figure: "Figure", path: str | os.PathLike[str], *, width: int | None = 
     Args:
         figure: a figure of this module, or any figure of matplotlib.
         path: the file.
-        width: width of a PNG file in pixels, such as 1920 for a slide; lines and letters grow with it. By default, the
-            resolution that matplotlib is set to. SVG and PDF files have no pixels.
+        width: width of a PNG file in pixels, such as 1920 for a slide; lines and letters grow with it. By default,
+            matplotlib's configured resolution determines the width. SVG and PDF files have no pixels.
 
     Returns:
         The path of the file.
 
     Raises:
-        ValueError: matplotlib does not support the format, or ``width`` is given for another format than PNG.
+        ValueError: matplotlib does not support the format, or ``width`` is given for a format other than PNG.
         OSError: the folder does not exist or is not writable.
     """
     destination = Path(path)
