@@ -123,7 +123,7 @@ def draw_full_text(
 
 
 def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:
-    """Return a figure's map of the full text, ``[cells, cells]``: the largest weight in each cell, NaN if masked."""
+    """Return the largest weight in each cell of a figure's map of the full text, ``[cells, cells]``; NaN if masked."""
     side = min(count, _SIDE)
     cells = np.full((side, side), np.nan, np.float32)
     for window in subject.windows:

@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One test case for the laws: a mask with sizes and options. Every new mask should get a case.
+    """A test case for the laws, which consists of a mask, sizes and options. Every new mask should get a case.
 
     Args:
         name: the name in reports and test ids.
@@ -104,7 +104,7 @@ class Case:
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether the case is causal: no query may attend to a later key."""
+        """Whether no query of the case may attend to a later key."""
         future = dataclasses.replace(self, rule=lambda b, h, q, kv: kv > q).allowed
         return not bool((self.allowed & future).any())
 

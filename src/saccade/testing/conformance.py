@@ -43,7 +43,7 @@ def check(
     device: torch.device | str = "cpu",
     seed: int | None = None,
 ) -> Report:
-    """Check an attention function for conformance: try every law on every case in every dtype.
+    """Check an attention function for conformance by trying every law on every case in every dtype.
 
     Example:
         >>> import torch.nn.functional as F

@@ -137,7 +137,7 @@ def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> T
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """Return ALiBi's slopes, by definition: a geometric sequence if the number of heads is a power of two.
+    """Return ALiBi's slopes, by definition, as a geometric sequence if the number of heads is a power of two.
 
     Otherwise, return all slopes for the next smaller power of two, then every other slope for the next larger power
     of two.

@@ -39,7 +39,7 @@ def first_use(
     gradients: bool = True,
     masks: Literal["dense", "objects"] = "dense",
 ) -> FirstUse:
-    """Check a kernel as saccade does at its first use: compare some rows and their gradients with the definition.
+    """Check a kernel as saccade does at its first use, by comparing some rows and gradients with the definition.
 
     saccade runs this check when a compiled kernel first runs. The check detects errors of a compiler, a driver or a new
     kernel, and is cheap at any length. `check` is more thorough, but tests only the cases of this package.

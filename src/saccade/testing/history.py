@@ -72,7 +72,7 @@ def false_alarms(name: str, seed: int, share: int = 1) -> list[Result]:
 
 
 def table(bugs: Sequence[PastBug]) -> Iterator[str]:
-    """Yield the lines of a table of bugs: the report of each bug, the first law that detects it, and the mistake."""
+    """Yield lines of a table that lists each bug's report, the first law that detects the bug, and the mistake."""
     yield f"{'where':42}  {'found by':20}  mistake"
     for bug in bugs:
         found = find(bug)
@@ -81,7 +81,7 @@ def table(bugs: Sequence[PastBug]) -> Iterator[str]:
 
 
 def table_of_mutants(drawn: Sequence[Mutant], seed: int) -> Iterator[str]:
-    """Yield the lines of a table of mutants: the first law that detects each mutant, and its mistake."""
+    """Yield lines of a table that lists each mutant's mistake and the first law that detects it."""
     yield f"{'found by':20}  mistake"
     for mutant in drawn:
         found = find_mutant(mutant, seed)
@@ -89,7 +89,7 @@ def table_of_mutants(drawn: Sequence[Mutant], seed: int) -> Iterator[str]:
 
 
 def table_of_right_kernels(names: Sequence[str], seeds: int, share: int) -> Iterator[str]:
-    """Yield the lines of a table of correct kernels: CPU seconds per seed, and the laws that each kernel breaks."""
+    """Yield lines of a table that lists each correct kernel's CPU seconds per seed and the laws that it breaks."""
     yield f"{'kernel':40}  seconds per seed  false alarms"
     for name in names:
         began = time.process_time()

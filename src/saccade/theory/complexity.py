@@ -69,13 +69,13 @@ def _cost_by_length(
 
 
 def attention_layer(x: Tensor) -> Tensor:
-    """Run a self-attention layer with all its matrix products: projections, scores, weighted sums and output."""
+    """Run a self-attention layer with all its matrix products, including the input and output projections."""
     weight = x.new_zeros(x.shape[-1], x.shape[-1])
     return dense(x @ weight, x @ weight, x @ weight) @ weight
 
 
 def transformer_layer(x: Tensor, widening: int = 4) -> Tensor:
-    """Run the matrix products of a layer: attention and a feed-forward network ``widening`` times as wide."""
+    """Run the matrix products of attention and of a feed-forward network ``widening`` times as wide."""
     wide = x.new_zeros(x.shape[-1], widening * x.shape[-1])
     attended = attention_layer(x)
     return torch.relu(attended @ wide) @ wide.mT if widening else attended

@@ -44,7 +44,7 @@ def backward(weights: Tensor, query: Tensor, key: Tensor, value: Tensor, output_
 
 
 def all_to_the_largest(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute hard attention: each query puts all its weight on the key with the largest score."""
+    """Compute hard attention, in which each query puts all its weight on the key with the largest score."""
     return value[(query @ key.T).argmax(-1)]
 
 

@@ -28,7 +28,7 @@ def gaussian_information(weights: Tensor, variance: float) -> float:
 
 
 def divergence_from_mean_row(weights: Tensor) -> float:
-    """Return the mutual information of query and key positions: the mean divergence of rows from the mean row."""
+    """Return the mutual information of query and key positions, the mean divergence of rows from the mean row."""
     mean = weights.mean(0)
     ratio = torch.where(weights > 0, weights * (weights / mean).log(), 0.0)
     return float(ratio.sum(-1).mean())
@@ -58,13 +58,13 @@ def other_weights(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def patterns(n: int) -> dict[str, Tensor]:
-    """Return three patterns of attention weights ``[n, n]``: one key for each query, a sink, and uniform weights."""
+    """Return weights ``[n, n]`` of three patterns, which are one key for each query, a sink, and uniform weights."""
     eye = torch.eye(n, dtype=torch.float64)
     return {"one key each": eye, "sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
 
 
 def fixed_support(tokens: Tensor) -> Tensor:
-    """Return the attention output of the last query with a window of two tokens: the mask alone selects the keys."""
+    """Return the attention output of the last query in a window of two tokens; the mask alone selects the keys."""
     x = tokens[:, None]
     return attention(x, x, x, Window(1, 0))[:, 0, -1]
 

@@ -1,4 +1,4 @@
-"""Claims about what layers are made of: the heads of multi-head attention, and the parts of a decoder layer."""
+"""Claims about the parts of layers: the heads of multi-head attention, and the sublayers of a decoder layer."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def without_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return linear attention without features or division: (QKᵀ)V."""
+    """Return linear attention without features or division, (QKᵀ)V."""
     return (query @ key.T) @ value
 
 

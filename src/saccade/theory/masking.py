@@ -14,7 +14,7 @@ from saccade.theory.measurement import Measurements, apart, at_least, equal, sam
 
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
-    """Compute attention with masking as in tutorials: replace masked scores with a large negative number."""
+    """Compute attention as in tutorials, replacing masked scores with a large negative number."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return scores.masked_fill(~allowed, constant).softmax(-1) @ value
 
@@ -25,7 +25,7 @@ def filled_with_infinity(query: Tensor, key: Tensor, value: Tensor, allowed: Ten
 
 
 def over_queries(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-    """Compute attention with a common mistake: softmax over the queries instead of the keys."""
+    """Compute attention with the common mistake of a softmax over the queries instead of the keys."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return scores.masked_fill(~allowed, -1e9).softmax(-2) @ value
 

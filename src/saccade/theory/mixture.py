@@ -32,7 +32,7 @@ def _attend_to_patterns(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
 
 
 def _mean_shift(query: Tensor, key: Tensor) -> Tensor:
-    """Move points by one iteration of mean shift: attention with a Gaussian score and the keys as values."""
+    """Move points by one iteration of mean shift, that is, attention with a Gaussian score and the keys as values."""
     return attention(query[None, None], key[None, None], key[None, None], score=Gaussian().double())[0, 0]
 
 

@@ -27,7 +27,7 @@ def weights_of(query: Tensor, key: Tensor, mask: Mask | None = None, bias: Tenso
 
 
 def centred_logs(weights: Tensor) -> Tensor:
-    """Return the logarithms of the weights, centred row by row: the part of the scores that softmax uses."""
+    """Return the logarithms of the weights, centred row by row, which is the part of the scores that softmax uses."""
     logits = weights.log()
     return logits - logits.mean(-1, keepdim=True)
 
@@ -60,7 +60,7 @@ def attention_has_low_rank(
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Return an approximate rank: the number of singular directions that contain ``share`` of the energy.
+    """Return the number of singular directions that contain ``share`` of the energy, as an approximate rank.
 
     The energy is the sum of the squared singular values.
     """

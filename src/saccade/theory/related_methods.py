@@ -15,7 +15,7 @@ from saccade.vision import CBAM, ChannelAttention, NonLocal, SpatialAttention
 
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
-    """Compute non-local means by definition: averages of pixels, weighted by exp(-|P_i - P_j|²/h²) for patches P."""
+    """Compute non-local means by definition, averaging pixels with the weights exp(-|P_i - P_j|²/h²) for patches P."""
     weights = (-(patches[:, None] - patches[None]).square().sum(-1) / h**2).exp()
     return weights @ pixels / weights.sum(-1, keepdim=True)
 

@@ -54,7 +54,7 @@ def softmax_naively(scores: Tensor) -> Tensor:
 
 
 def movability(scores: Tensor) -> Tensor:
-    """Return the trace of the Jacobian of softmax, 1 - |p|²: how strongly weights react to scores."""
+    """Return the trace of the Jacobian of softmax, 1 - |p|², which measures how strongly weights react to scores."""
     return 1 - scores.softmax(-1).square().sum(-1)
 
 

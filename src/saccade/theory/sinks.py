@@ -31,7 +31,7 @@ def with_sink_logit(scores: Tensor, number: Tensor, start: float = 0.0) -> Tenso
 
 
 def sigmoid(scores: Tensor, number: Tensor) -> Tensor:
-    """Return the sigmoid of the scores minus ln n: weights that need not sum to 1."""
+    """Return the sigmoid of the scores minus ln n, as weights that need not sum to 1."""
     return torch.sigmoid(scores - math.log(scores.shape[-1]))
 
 

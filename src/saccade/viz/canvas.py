@@ -111,7 +111,7 @@ class Canvas:
 
 
 def colours(*, signed: bool = False) -> "Colormap":
-    """Return the colour map of all figures: white for 0, then reversed magma with evenly decreasing lightness.
+    """Return the colour map of all figures, from white for 0 to reversed magma with evenly decreasing lightness.
 
     The order of the colours is preserved in greyscale. With ``signed``, white is in the middle of the scale, and values
     below 0 are blue, darker the farther they are from 0.
@@ -148,7 +148,7 @@ def blank() -> Canvas:
 
 
 def dress(axes: "Axes") -> None:
-    """Style the axes of a figure: two dark axis lines instead of a frame, and small numbers."""
+    """Style the axes of a figure with two dark axis lines instead of a frame, and small numbers."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)

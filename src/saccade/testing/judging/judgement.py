@@ -134,7 +134,7 @@ class Judgement:
         return self._why_not_tried(law) if self.verdict(law) == "not tried" else ""
 
     def _why_not_tried(self, law: Law) -> str:
-        """Return why a law was not tried: the time was up, the kernel refused every trial, or no case applies."""
+        """Return why a law was not tried: time ran out, the kernel refused every trial, or no case applies."""
         results = self.of(law)
         reasons = Counter(result.message for result in results if result.message)
         reason = reasons.most_common(1)[0][0] if reasons else ""

@@ -43,7 +43,7 @@ raise SystemExit(bool(lines))
 
 
 class Script(NamedTuple):
-    """A script in three parts: comments, code that loads the kernel, and the calls with their checks."""
+    """A script that consists of comments, code that loads the kernel, and calls with their checks."""
 
     words: str
     kernel: str

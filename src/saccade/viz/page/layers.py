@@ -42,7 +42,7 @@ class Map(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The details of one head on a page: a larger map and the strongest weights; each is None if it is unknown."""
+    """A larger map and the strongest weights of one head, as details on a page; each is None if it is unknown."""
 
     map: Map | None
     strong: Strong | None
