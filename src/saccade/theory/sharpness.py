@@ -1,4 +1,4 @@
-"""Claim that softmax can put most of the weight on one of many keys, and a retrieval layer trained on few keys."""
+"""Claim that softmax can put most weight on one of many keys, with a retrieval layer that is trained on few keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claim about the reason for attention sinks, and a small layer in which many queries have nothing to read."""
+"""Claim about the reason for attention sinks, with a small trained layer in which many queries have nothing to read."""
 
 from __future__ import annotations
 
