@@ -97,7 +97,7 @@ def one_projection_makes_all_heads(
 
 
 def add_and_norm(layer: nn.TransformerEncoderLayer, x: Tensor, causal: Tensor) -> Tensor:
-    """Run masked self-attention and a feed-forward network, each followed by add and norm, from a layer's weights."""
+    """Run masked self-attention and a feed-forward network with a layer's weights, each followed by add and norm."""
     attended = layer.self_attn(x, x, x, attn_mask=causal, need_weights=False)[0]
     x = layer_norm(x + attended, x.shape[-1:], layer.norm1.weight, layer.norm1.bias)
     fed = layer.linear2(torch.relu(layer.linear1(x)))

@@ -1,4 +1,4 @@
-"""The adapter for packed sequences: ``(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, ...)``."""
+"""The adapter for kernels that take packed sequences and their offsets, ``(q, k, v, cu_seqlens_q, ...)``."""
 
 from __future__ import annotations
 
