@@ -47,7 +47,7 @@ def default_encoder_name(text: str) -> str:
 
 
 def shown_name(model: str) -> str:
-    """Return the display name of a model: its name, or the name of its folder."""
+    """Return the name of a bundled model, or the name of a model's folder, for display."""
     return model if model in NAMED else Path(model).name
 
 

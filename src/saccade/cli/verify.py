@@ -135,7 +135,7 @@ def _heading(topic: str) -> str:
 
 
 def _documents(claims: Sequence[Claim]) -> list[Document]:
-    """Return the documents with the statements that the claims check, plus unchecked ones if all claims are given."""
+    """Return documents with only the statements that the claims check, and for all claims also unchecked statements."""
     names = {claim.name for claim in claims} | ({""} if len(claims) == len(CLAIMS) else set())
     documents = (
         one._replace(says=tuple(statement for statement in one.says if statement.claim in names)) for one in DOCUMENTS

@@ -43,7 +43,7 @@ def check(
     device: torch.device | str = "cpu",
     seed: int | None = None,
 ) -> Report:
-    """Check an attention function for conformance: try every law on every case in every dtype.
+    """Check an attention function for conformance by trying every law on every case in every dtype.
 
     Example:
         >>> import torch.nn.functional as F
@@ -158,7 +158,7 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
 
 
 def _named(argument: str, given: Sequence[_Named | str], known: Sequence[_Named], sort: type[_Named]) -> list[_Named]:
-    """Return the cases or laws in ``given``, and look up those that are names."""
+    """Return the cases or laws in ``given``, with each name replaced by the item that it names."""
     by_name, selected = {item.name: item for item in known}, list[_Named]()
     for item in [given] if isinstance(given, str) else given:
         if isinstance(item, str) and item in by_name:

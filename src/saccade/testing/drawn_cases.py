@@ -35,7 +35,7 @@ def drawn(case: Case) -> Case:
 
 
 def _mask(rng: random.Random, batch: int, kv_len: int) -> Mask | None:
-    """Draw a mask: none, causal, windows, padding or documents."""
+    """Draw no mask, or a mask that is causal, a window, padding or documents."""
     cut = rng.randint(1, kv_len - 1)
     masks: tuple[Mask | None, ...] = (
         None,

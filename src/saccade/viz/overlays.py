@@ -31,9 +31,9 @@ def spatial_map(
 ) -> "Figure":
     """Draw a map of weights over the image it belongs to.
 
-    The image is drawn in grey, so that colour shows only weight: where weights are low, the image is unchanged, and
+    The image is drawn in grey, so that colours show only weights: where weights are low, the image is unchanged, and
     where they are high, it turns red; weights below 0 are blue. The bar shows weight from bottom to top and the
-    image's brightness from left to right, so it contains every colour of the picture. A map of a different size is
+    image's brightness from left to right, so it contains every colour of the figure. A map of a different size is
     resized smoothly to the image. If the smallest weight is above half of the largest, the scale starts at the smallest
     weight instead of 0.
 

@@ -48,8 +48,8 @@ def counter_example(
 ) -> CounterExample:
     """Shrink a trial that broke a law to a minimal counter-example, and write a script that reproduces it.
 
-    A smaller case counts only if a correct kernel keeps the law on it, because rounding may break a law on very small
-    inputs.
+    A smaller case counts only if the law holds there for a correct kernel, because rounding may break a law on very
+    small inputs.
     """
     law, case, dtype = _without_draws(kernel, trial, device)
     subject, control = kernel.subject(kernel, device), kernel.subject(kernel.right, device)
@@ -86,7 +86,7 @@ def counter_example(
 
 
 def _without_draws(kernel: Kernel, trial: Trial, device: torch.device | str) -> Trial:
-    """Replace a trial that draws its sizes by a trial that breaks another law at the same, fixed sizes, if any."""
+    """Replace a trial that draws its sizes with one that breaks another law at the same sizes, if there is one."""
     if trial[1].name not in {case.name for case in DRAWN_CASES}:
         return trial
     law, case, dtype = trial
@@ -122,7 +122,7 @@ def _has_empty_rows(case: Case) -> bool:
 
 
 def _with_keys(case: Case) -> Iterator[Case]:
-    """If some query of the case sees no key, yield variants with as many queries as keys, which may fill empty rows."""
+    """If a query of the case sees no key, yield variants with as many queries as keys, where each query may see one."""
     if _has_empty_rows(case) and case.bias is None and not case.explicit_positions:
         for length in sorted({max(1, case.q_len), max(1, case.kv_len)}):
             candidate = dataclasses.replace(case, q_len=length, kv_len=length)

@@ -45,7 +45,7 @@ class Declaration:
         with_lse: name of a variant that returns ``(out, lse)``, in the same file or module. It requires the plain form,
             ``(query, key, value, mask)`` in the layout ``[batch, heads, len, dim]``.
         mask_objects: whether the kernel takes masks as `saccade.masks.Mask`, and positions. It requires the plain form.
-        memory_exponent: the largest tensor grows as the length to this power; None makes no claim.
+        memory_exponent: the size of the largest tensor grows as the length to this power; None makes no claim.
         xfail: the expected failures: reasons by ``law``, ``law[case]`` or ``law[case-dtype]``, where ``*`` matches any
             text.
     """

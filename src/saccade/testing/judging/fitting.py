@@ -46,7 +46,7 @@ def _nearest(size: int, claimed: tuple[int, ...]) -> int:
 
 
 def _length(length: int, declaration: Declaration) -> int:
-    """Return the next length that a kernel claims. 0 and 1 stay unchanged, because they are special cases."""
+    """Round a length up to a claimed one, within the maximum. 0 and 1 stay unchanged: they are special cases."""
     if length <= 1:
         return length
     step, least = declaration.lengths.get("multiple", 1), declaration.lengths.get("min", 0)

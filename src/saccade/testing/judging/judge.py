@@ -34,7 +34,7 @@ def judge(
     seed: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Judgement:
-    """Judge an attention kernel: try every law on the cases that fit its claims, and shrink cases that break a law.
+    """Judge an attention kernel: try every law on cases that fit its claims, and shrink the cases that break a law.
 
     Example:
         >>> from saccade.testing.judging import Declaration, judge
@@ -53,7 +53,7 @@ def judge(
         cases: names of cases; all by default. Some laws define their own cases.
         dtypes: dtypes of the inputs; by default those of the claims, or float64 and float32.
         device: device of the inputs.
-        minutes: time after which no further trial begins; None runs all trials.
+        minutes: time limit, after which no further trial starts; None runs all trials.
         seed: seed of all values; None draws a new seed.
         progress: called before each trial with the numbers of finished trials and of all trials, and the names of the
             trial's law, case and dtype.
@@ -104,7 +104,7 @@ def judge(
 def _run_in_turn(
     by_law: Sequence[Sequence[Trial]], run_trial: Callable[[Trial], bool], began: float, deadline: float
 ) -> None:
-    """Run trials until a deadline: first each law until the kernel accepts one of its trials, then all laws in turn.
+    """Run trials until a deadline, first of each law until the kernel accepts one, then of all laws in turn.
 
     The most important laws come first. Each of the other laws spends at most a fiftieth of the time on looking for an
     accepted trial, since a kernel may refuse all of them.

@@ -22,7 +22,7 @@ LawVerdict = Literal["kept", "broken", "expected", "unexpectedly kept", "not tri
 
 @dataclasses.dataclass(frozen=True)
 class CounterExample:
-    """The smallest input that the search found to break a law.
+    """The smallest input found that breaks a law.
 
     Attributes:
         law: the name of the law.
@@ -54,9 +54,9 @@ class Judgement:
             references and in units of the dtype's eps.
         planned: number of trials of each law, by name; fewer may have run because the time was up.
         seconds: total time.
-        device: where the kernel ran.
+        device: the device on which the kernel ran.
         versions: versions of packages.
-        inferred: the settings that were read from the kernel's signature, as in TOML; empty if none were.
+        inferred: the settings that were read from the kernel's signature, in TOML syntax; empty if none were.
     """
 
     kernel: str
@@ -72,7 +72,7 @@ class Judgement:
 
     @property
     def ok(self) -> bool:
-        """Whether at least one law was kept, no law is unexpectedly broken, and the judgement is complete."""
+        """Whether a law held in at least one trial, no law is unexpectedly broken, and the judgement is complete."""
         return bool(self.report.kept) and not self.unexpected and not self.incomplete
 
     @property
@@ -134,7 +134,7 @@ class Judgement:
         return self._why_not_tried(law) if self.verdict(law) == "not tried" else ""
 
     def _why_not_tried(self, law: Law) -> str:
-        """Return why a law was not tried: the time was up, the kernel refused every trial, or no case applies."""
+        """Return why a law was not tried: time ran out, the kernel refused every trial, or no case applies."""
         results = self.of(law)
         reasons = Counter(result.message for result in results if result.message)
         reason = reasons.most_common(1)[0][0] if reasons else ""

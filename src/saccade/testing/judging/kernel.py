@@ -109,7 +109,7 @@ class Kernel:
     def run_trial(self, subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
         """Try a law on a case.
 
-        If the claims limit sizes or dtypes, a broken law counts only if a correct kernel keeps it on the same case.
+        If the claims limit sizes or dtypes, a broken law counts only if it holds for a correct kernel on the same case.
         """
         result = try_law(subject, law, case, dtype)
         claims = self.declaration

@@ -143,7 +143,7 @@ def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
 
 
 def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial]:
-    """Yield the trials of a case: with no option, each option and all options, both with and without gradients."""
+    """Yield the trials of a case with no option, each option and all options, both with and without gradients."""
     problem = case.problem(dtype, subject.device)
     forms: list[tuple[str, Problem, tuple[str, ...]]] = [("", problem, ("gqa",) if problem.repeats > 1 else ())]
     if problem.repeats > 1 and "gqa" not in subject.offers:

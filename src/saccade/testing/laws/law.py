@@ -16,7 +16,7 @@ Condition = Callable[[Subject, Case], str | None]
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A law: a statement about attention that a function keeps or breaks.
+    """A statement about attention that an attention function satisfies or breaks.
 
     ``law(subject, case, dtype)`` tries the law, and raises `LawBroken` with a counter-example if the law is broken.
 
