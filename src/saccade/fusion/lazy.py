@@ -144,7 +144,7 @@ class Family:
         """
         (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.uncomputed)
 
-    compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # as the decorator does, which imports the compiler
+    compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # like torch.compiler.disable, which imports the compiler
 
     def reads_memory_of(self, x: Tensor) -> bool:
         """Return whether a tensor shares memory with an operand of a lazy tensor that is not yet computed."""
@@ -279,7 +279,7 @@ class LazyTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         for x in tensors_in((args, kwargs or {})):
             if type(x) is LazyTensor:
-                with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # those of the model's own calls
+                with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # as in the model's own calls
                     x.pending.family.compute()
         args, kwargs = map_nested(_detached, materialised((args, kwargs or {})))
         return func(*args, **kwargs)
