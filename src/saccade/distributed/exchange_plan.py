@@ -1,4 +1,4 @@
-"""The exchange plan for attention across ranks: the tokens of each rank, transfers between ranks, and costs."""
+"""Exchange plans for attention across ranks: the tokens of each rank, the transfers between ranks, and the costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from saccade.support.language import Message, translated
 from saccade.support.validation import check_choice, check_int, check_type
 
 STRATEGIES = ("fetch", "gather", "ulysses")
-"""Fetch the keys visible to the local queries; gather all keys; or exchange rows for heads."""
+"""Ways to exchange data: fetch the keys visible to the local queries, gather all keys, or exchange rows for heads."""
 _LONGEST = 100
 
 
