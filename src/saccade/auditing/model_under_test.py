@@ -1,4 +1,4 @@
-"""The class `ModelUnderTest`: a model whose token embeddings can be replaced, to see how its output rows change."""
+"""The class `ModelUnderTest`: a model whose token embeddings can be replaced, to observe how its rows change."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ModelUnderTest:
 
     @property
     def _other_text(self) -> Tensor:
-        """A copy of the token embeddings in which all embeddings of the first batch item are changed."""
+        """A copy of the token embeddings in which those of the first batch item are changed."""
         draw = torch.Generator().manual_seed(0)
         changed = self.vectors.clone()
         changed[0] += torch.randn(changed[0].shape, generator=draw, dtype=torch.float64).to(changed)

@@ -43,7 +43,7 @@ Callback = Callable[[str, CapturedMatrix], None]
 class Capture:
     """A running capture of attention calls. Calls nested in a captured call are not captured.
 
-    Threads are independent: a call in one thread suppresses nothing in another.
+    Threads are independent: a captured call suppresses nested calls only in its own thread.
 
     Args:
         callback: receives each call after the model's own kernel has run, in the same thread.
@@ -122,7 +122,7 @@ def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
 
 
 def emit_all(calls: Sequence[tuple[Listener, Make]], output: AnyOutput | None = None) -> None:
-    """Pass each captured call to its listener, even if another listener raises."""
+    """Pass each captured call to its listener, even if another listener raises an error."""
     if not calls:
         return
     (name, capture), make = calls[0]

@@ -69,7 +69,7 @@ def _by_arguments(site: Site, is_equally_long: bool) -> Kind | None:
             return None
         if tensors[0][1].dim() < 4:
             return _by_tensors(arguments, tensors, is_equally_long)
-        inner = inner.outer  # an enclosing module has split the queries, keys and values into heads
+        inner = inner.outer  # these inputs are split into heads; an enclosing module received them unsplit
     return None
 
 

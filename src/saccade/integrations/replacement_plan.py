@@ -106,7 +106,7 @@ class Rules:
         return True if is_named_cross(name, type(module).__name__) else None
 
     def of_module(self, name: str, module: nn.Module) -> Mask | None:
-        """Return the mask for all calls of a module; its name alone decides whether it is cross-attention."""
+        """Return the mask for all calls of a module, using only names to decide whether it is cross-attention."""
         if isinstance(self.mask, Mapping):
             return self.named(name)
         return None if self.is_cross(name, module) else self.mask
@@ -246,7 +246,7 @@ def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> 
 
 
 def checked_rules(mask: object, cross_attention: object, names: Sequence[str]) -> Rules:
-    """Check the ``mask`` and ``cross_attention`` arguments of `replace_attention`, and return them as `Rules`.
+    """Validate the ``mask`` and ``cross_attention`` arguments of `replace_attention`, and return them as `Rules`.
 
     Args:
         mask: a mask, a mapping from name patterns to masks or None, or None.
@@ -285,7 +285,7 @@ def is_within(name: str, pattern: str) -> bool:
 
 
 def check_names(argument: str, patterns: Sequence[object], names: Sequence[str]) -> None:
-    """Raise unless each pattern is a str that matches at least one module name."""
+    """Raise an error unless each pattern is a str that matches at least one module name."""
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise type_error(argument, "contain module names", shown(pattern))

@@ -15,7 +15,7 @@ class SwappedClass(nn.Module):
     """
 
     swapped_from: ClassVar[tuple[type[Any], type[Any]]]
-    keeps_name: ClassVar[bool] = False  # whether the combined class has the name of the module's class
+    keeps_name: ClassVar[bool] = False  # whether the combined class is named after the module's class
 
     def __getattr__(self, name: str) -> Any:  # attributes of the module's original class
         return super().__getattr__(name)
