@@ -381,7 +381,7 @@ def random_inputs(model: object, length: int, seed: int, form: InputFormat) -> T
     """
     tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
     if not tables:
-        hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
+        hint = "pass inputs=: tokens [batch, length] or embeddings [batch, length, width]"
         raise value_error("inputs", "be given for a model without an embedding table", None, hint=hint)
     text = getattr(model, "config", None)
     size = getattr(text, "vocab_size", None) or tables[0].num_embeddings

@@ -55,7 +55,7 @@ def autocast_pairs(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, R
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
-    """Return the pair of runs that compares packed with separate texts on saccade's kernel."""
+    """Return the pair of runs that compares packed texts with separate texts on saccade's kernel."""
     return lambda full_run: (
         full_run.runner.ours(lengths).packed(ids[:1], lengths),
         _separately(full_run.runner, ids[:1], lengths),

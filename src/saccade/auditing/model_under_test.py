@@ -277,11 +277,11 @@ def can_cache(model: nn.Module) -> bool:
 def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> ValueError:
     """Build the error for a model under test whose token embeddings cannot be replaced."""
     if module is None:
-        hint = "module= names the model that a function calls; or give vectors [batch, length, width]"
+        hint = "module= takes the model that a function calls; or pass embeddings [batch, length, width]"
         return value_error(
             "module", "be given for a function of tokens, because its embedding tables are unknown", None, hint=hint
         )
-    hint = "give vectors [batch, length, width], which such a model must take"
+    hint = "pass embeddings [batch, length, width], if the model takes them"
     rule = "look up the tokens in a torch.nn.Embedding, so that their vectors can be changed"
     got = "a table inside compiled code" if is_compiled else f"{tables} tables, none of which looks them up"
     return value_error("the model", rule, got, hint=hint)

@@ -1,4 +1,4 @@
-"""The class `Runner`: methods that run a model in equivalent ways, with one interface for all kinds of models."""
+"""The class `Runner`: run models of any kind in equivalent ways, through one interface."""
 
 from __future__ import annotations
 

@@ -184,11 +184,11 @@ def _reasons_against(mechanism: Mechanism) -> list[str]:
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
         return [f"{name} needs all keys at once, which no rank has"]
     if isinstance(mechanism, DeltaProduct | RWKV7):
-        return [f"a token takes several steps in {name}, and states go from rank to rank between tokens of one step"]
+        return [f"a token takes several steps in {name}, but ranks pass on states only between tokens of one step"]
     if isinstance(mechanism, TopK) and not (mechanism.block_size == 1 and type(mechanism.scorer) is DotProducts):
-        return ["it selects by columns of keys, which differ between ranks; DotProducts of single keys does not"]
+        return ["it selects by columns of keys, which differ between ranks; TopK(k), with blocks of one key, does not"]
     if isinstance(mechanism, Performer) and mechanism.redraw is not None:
-        return ["it draws new features after a number of calls, and a rank makes several calls for one"]
+        return ["it draws new features after a number of calls, but a rank makes more calls than one process"]
     return []
 
 

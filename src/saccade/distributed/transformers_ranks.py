@@ -1,4 +1,4 @@
-"""Run transformers models across ranks: their attention function, and masks of the full sequence."""
+"""Run transformers models across ranks, with an attention function for local rows and masks of the full sequence."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class Pending:
         return self._value
 
     def set_value(self, value: Tensor) -> None:
-        """Set the computed value of the lazy tensor."""
+        """Store the computed values of the lazy tensor."""
         self._value = value
 
     @property
@@ -290,7 +290,7 @@ def _detached(x: Any) -> Any:
 
 
 def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace a lazy argument by a tensor without values, if the function (such as ``zeros_like``) needs none."""
+    """Replace a lazy argument with an empty placeholder if the function, such as ``zeros_like``, reads no values."""
     position = 0 if func in _LIKE else 1
     if len(args) <= position or type(args[position]) is not LazyTensor or args[position].pending.is_computed:
         return args

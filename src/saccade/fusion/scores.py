@@ -25,7 +25,7 @@ class Term(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """A masked fill of the scores: query-key pairs were filled with a negative number.
+    """A masked fill, in which some query-key pairs of the scores were filled with a negative number.
 
     Args:
         pairs: bool, True at filled pairs, with one dimension for each factor of the axes.
@@ -103,7 +103,7 @@ class Scores:
         return all(version_of(x) == version for x, version in self.operands)
 
     def check_current(self) -> None:
-        """Raise if an operand of the scores was overwritten by code that does not call a torch function.
+        """Raise an error if code that calls no torch function has overwritten an operand of the scores.
 
         Raises:
             RuntimeError: an operand was overwritten, so its old values are gone.

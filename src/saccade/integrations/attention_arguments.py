@@ -1,4 +1,4 @@
-"""Check the arguments of transformers' attention functions: supported, unsupported or ignored."""
+"""Check the arguments of transformers' attention functions, and raise errors for those that are not supported."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def refuse_compiled() -> None:
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the name of each module for captures; the model itself is named after its class."""
+    """Return the names under which a model's modules are captured; the model itself is named after its class."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
 
 
@@ -153,5 +153,5 @@ def uses_attention_interface(module: nn.Module) -> bool:
 
 
 def is_recomputed() -> bool:
-    """Return whether a backward pass is running. It recomputes checkpointed layers, which were already captured."""
+    """Return whether a backward pass is running, which recomputes checkpointed layers that were already captured."""
     return torch._C._current_graph_task_id() != -1

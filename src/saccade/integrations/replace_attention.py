@@ -120,7 +120,7 @@ def replace_attention(
     ]
     reasons += _reasons_against_mechanism(mechanism, parts)
     if all(part.name in plan.left for part in parts):
-        reasons.append("it contains no attention module that is known here")
+        reasons.append("it contains no supported attention module")
     if reasons:
         left = ", ".join(repr(part.name) for part in parts if part.reason and part.name)
         hint = f"leave=[{left}] keeps them unchanged; `saccade.mechanisms` and `saccade.nn` have parts for a new model"

@@ -66,7 +66,7 @@ class TorchAttention(StandIn):
         _check_out_proj(self.out_proj)
         if is_causal and attn_mask is None:
             reason = "is_causal only describes attn_mask, and attn_mask is missing"
-            raise unsupported("is_causal=True", [reason], hint="mask=masks.Causal() masks by a pattern")
+            raise unsupported("is_causal=True", [reason], hint="replace_attention(model, mask=masks.Causal())")
         if is_nested(query, key, value):
             _check_nested(self, attn_mask, key_padding_mask)
             return self._of_nested(query, key, value, need_weights, average_attn_weights)

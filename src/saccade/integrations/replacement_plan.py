@@ -1,4 +1,4 @@
-"""ReplacementPlan: which mask and mechanism each attention module of a model gets, and how the module runs."""
+"""ReplacementPlan: the mask and the mechanism of each attention module of a model, and how the module runs."""
 
 from __future__ import annotations
 
@@ -231,11 +231,11 @@ def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> 
     _, _, q_len, kv_len = inputs.shape
     reasons = [*mechanism.reasons(inputs.rule)]
     if [*mechanism.parameters()]:
-        reasons.append(f"it has parameters, which the calls of {site.name or 'the model'} cannot own")
+        reasons.append(f"it has parameters, but attention calls of {site.name or 'the model'} cannot store them")
     if inputs.bias is not None or inputs.softcap is not None:
         reasons.append(f"{site.name or 'the model'} adds a bias to its scores or caps them")
     if q_len != kv_len and inputs.origin != (kv_len - q_len, 0):
-        reasons.append(f"{site.name or 'the model'} has {q_len} queries at the positions of the first of {kv_len} keys")
+        reasons.append(f"{site.name or 'the model'} aligns its {q_len} queries with the first of {kv_len} keys")
     if reasons:
         raise unsupported(type(mechanism).__name__, reasons, hint="mechanism=None is exact attention")
     usual = inputs.query.shape[3] ** -0.5

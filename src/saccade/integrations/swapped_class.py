@@ -8,7 +8,7 @@ from torch import nn
 
 
 class SwappedClass(nn.Module):
-    """Base of the classes that `swap_class` combines with a module's class.
+    """Base class of the classes that `swap_class` combines with a module's class.
 
     The module remains the same object, so ``isinstance``, parameters, buffers, hooks, attributes and references to it
     are unaffected.
@@ -38,7 +38,7 @@ def swap_class(module: nn.Module, kind: type[SwappedClass]) -> None:
 
 
 def swap_back(module: nn.Module) -> None:
-    """Undo `swap_class`."""
+    """Restore a module's original class, undoing `swap_class`."""
     module.__class__ = type(module).swapped_from[1]  # type: ignore[attr-defined]
 
 

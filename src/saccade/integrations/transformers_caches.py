@@ -174,7 +174,7 @@ class _Layer:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    """Create subclasses of transformers' cache classes that wrap saccade's caches, on first use."""
+    """Return transformers' cache class, and a subclass of its layer class that wraps a saccade cache."""
     try:
         from transformers import Cache as TransformersCache  # noqa: PLC0415  imported when used
         from transformers.cache_utils import CacheLayerMixin  # noqa: PLC0415

@@ -17,7 +17,7 @@ ChangeOutput = Callable[[Tensor], Tensor]
 
 
 class ReplacedHeads(NamedTuple):
-    """Heads to replace, and the matrix that replaces them.
+    """Heads to replace, and the matrix whose heads replace them.
 
     Attributes:
         heads: indices of the heads.

@@ -100,7 +100,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._add(MaskEdit(*checked_target(layer, head), mask=rule))
 
     def scale(self, layer: str | int, head: Head, factor: float | Tensor) -> None:
-        """Multiply the output of heads by a factor; 0.0 removes them.
+        """Multiply the output of heads by a factor; a factor of 0.0 removes them.
 
         Args:
             layer, head: see `mask`.

@@ -50,7 +50,7 @@ class CallEnd(NamedTuple):
         return cls(newest, last, first_column, first_column + index + 1, kv_len, _position_of_last(matrix))
 
     def extended(self, matrix: Matrix) -> int | None:
-        """Return the index of a later call's first key in the full sequence, or None if it does not extend this call.
+        """Return the index of a later call's first key in the full sequence; None if it does not extend this call.
 
         In self-attention, the key of this call's last token comes directly before the keys of the new tokens.
         """
@@ -68,7 +68,7 @@ class CallEnd(NamedTuple):
         return first if first >= 0 else None
 
     def repeated(self, matrix: Matrix) -> int | None:
-        """Return the index of a later call's first key in the full sequence, or None if its keys are not this call's.
+        """Return the index of a later call's first key in the full sequence; None if that call has other keys.
 
         In cross-attention, the keys stay the same, and each decoding step has only new queries.
         """

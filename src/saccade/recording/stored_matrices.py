@@ -61,7 +61,7 @@ class StoredMatrices:
         return JoinedMatrices(matrices, [part.first_column for part in self._parts])
 
     def _share_keys(self, key: Tensor) -> bool:
-        """Append the keys of a call to the shared keys if they continue them; return whether they do."""
+        """Append the new keys of a call to the shared keys if it begins with them; return whether it does."""
         shared, length, tokens = self._keys, self._length, self._tokens
         if shared is None:
             self._keys, self._length = key.clone(), key.shape[2]
@@ -113,7 +113,7 @@ class StoredMatrices:
         return copied
 
     def _with_keys(self, matrix: Matrix) -> Matrix:
-        """Return a stored matrix with its keys: shared keys are inserted, its own are left unchanged."""
+        """Insert the shared keys into a stored matrix that reads them; return any other matrix unchanged."""
         if isinstance(matrix, OfCall):
             return matrix.over(self._with_keys)
         if self._keys is None or not isinstance(matrix, AttentionMatrix) or id(matrix) not in self._sharing:

@@ -66,7 +66,7 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
     ]
     if not rows:
         reason = "it has no statistic with one number for each head"
-        raise unsupported("a table of the recording", [reason], hint='record(model, keep="statistics") keeps some')
+        raise unsupported("a table of the recording", [reason], hint='record(model, keep="statistics") does')
     return rows
 
 
