@@ -22,8 +22,8 @@ class EndToEnd:
 
     Every set of tokens is tested with two probes, because each misses leaks that the other detects. The gradient of an
     output with respect to a token that it must not see is exactly 0. Gradients therefore show even the smallest leak,
-    but they do not pass through counts, routers or rounding. A change of the tokens does, if its effect exceeds the
-    noise.
+    but they do not pass through counts, routers or rounding. Changes of the tokens do, but they show a leak only if
+    their effect exceeds the noise.
 
     Args:
         subject: the model and its input.

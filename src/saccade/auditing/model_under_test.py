@@ -170,7 +170,7 @@ class ModelUnderTest:
 
     @cached_property
     def in_float64(self) -> tuple[ModelUnderTest | None, str]:
-        """A float64 copy of the model, for use within `TrueFloat64`, and ""; or None and the reason for its absence.
+        """A float64 copy of the model for use within `TrueFloat64`, or None; and why there is no copy, or "".
 
         Cost: on first use, memory for a float64 copy of the model, and a few runs.
         """

@@ -42,8 +42,8 @@ class Fill(NamedTuple):
 class Scores:
     """The product of two tensors, scaled, capped, biased and masked; after a softmax, the attention weights.
 
-    Either tensor may contain the queries; this is known only after a softmax over the keys. Methods return the scores
-    after an operation, or None if this class cannot express the result.
+    Either tensor may contain the queries; which one does is unknown until a softmax over the keys. Methods return the
+    scores after an operation, or None if this class cannot express the result.
 
     Args:
         axes: the axes that the model sees, as products of factors; see `saccade.fusion.axes.Axes`.
@@ -106,7 +106,7 @@ class Scores:
         """Raise an error if code that calls no torch function has overwritten an operand of the scores.
 
         Raises:
-            RuntimeError: an operand was overwritten, so its old values are gone.
+            RuntimeError: an operand was overwritten, so its old values are lost.
         """
         if not self.is_current:
             what = "a tensor was changed in place, outside of torch's functions, after a product had read it"

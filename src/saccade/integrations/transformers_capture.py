@@ -80,7 +80,7 @@ class _ModelCapture:
         self._known[key] = _Known(weakref.ref(mask, lambda _: self._known.pop(key, None)), placed, _version(mask))
 
     def rule_or_tensor(self, mask: Any, batch: int, device: torch.device) -> Any:
-        """Return the rule from which a mask tensor was built, as a lazy mask; if the rule is unknown, the tensor.
+        """Return the rule from which a mask tensor was built, as a lazy mask, or the tensor if the rule is unknown.
 
         The rule is not used for a mask that was modified in place. `generate` copies masks for a static cache: small
         copies are recognised by their contents, and so are masks without a version counter.

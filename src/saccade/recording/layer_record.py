@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
     Attributes:
         shape: (batch, heads, q_len, kv_len) of the call's matrix.
-        first_column: index of the call's first key in the full sequence; not 0 if a cache has dropped earlier keys.
+        first_column: index of the call's first key in the full sequence; above 0 if a cache has dropped earlier keys.
         answers: results of the statistics that were requested for the recording, in the same order.
         summary: the summary, if it was recorded; None if rows are not distributions.
         statistics: statistics of each query and key by name, if they were recorded; see `Run.statistics`.
