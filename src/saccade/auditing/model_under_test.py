@@ -277,7 +277,7 @@ def can_cache(model: nn.Module) -> bool:
 def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> ValueError:
     """Build the error for a model under test whose token embeddings cannot be replaced."""
     if module is None:
-        hint = "module= takes the model that a function calls; or pass embeddings [batch, length, width]"
+        hint = "module= names the model that a function calls; or pass embeddings [batch, length, width]"
         return value_error(
             "module", "be given for a function of tokens, because its embedding tables are unknown", None, hint=hint
         )
