@@ -183,7 +183,7 @@ def test_a_file_that_is_no_configuration_fails(audit, tmp_path):
     path.write_text("[1, 2", encoding="utf-8")
     result = audit(str(path))
     assert result.exit_code == 1
-    assert "MODEL must be a configuration that transformers knows" in result.output
+    assert "MODEL must be a configuration that transformers supports" in result.output
 
 
 def test_a_text_that_is_too_long_for_the_model_fails(audit, tmp_path):

@@ -156,7 +156,7 @@ def test_a_patched_pattern_equals_a_hand_written_product():
 
 def test_rows_of_a_pattern_that_no_call_used_cause_a_warning():
     model, longer = model_of("written"), dense(torch.eye(L + 3, dtype=torch.float64).expand(1, H, -1, -1))
-    with pytest.warns(UserWarning, match=rf"'blocks.1.attn' has {L + 3} rows, .* used the first {L};"):  # noqa: PT031, SIM117
+    with pytest.warns(UserWarning, match=rf"'blocks.1.attn' has {L + 3} rows, .* used only the first {L};"):  # noqa: PT031, SIM117
         with sc.intervene(model) as edit:
             edit.pattern("blocks.1.attn", 0, longer)
             model(inputs())

@@ -190,7 +190,7 @@ SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     "from_torch(model)": (lambda: nn.from_torch(torch.nn.Linear(2, 2)), "module must"),
     "replace_attention(Linear)": (
         lambda: sc.replace_attention(torch.nn.Linear(2, 2)),
-        "it contains no attention module",
+        "it contains no supported attention module",
     ),
     "replace_attention, a class": (lambda: sc.replace_attention(torch.nn.Linear), "model must be a module"),
     "to_torch(Linear)": (lambda: nn.to_torch(torch.nn.Linear(2, 2)), "module must"),

@@ -76,7 +76,7 @@ def audit(
     seed: int = 0,
     group: ProcessGroup | None = None,
 ) -> Report:
-    """Audit a model, end to end and layer by layer, against a rule for which tokens may influence which outputs.
+    """Audit a model, end to end and layer by layer, against a rule that says which tokens may influence which outputs.
 
     The model runs unchanged, on its own kernels. An output may depend on a token only if the rule, composed over all
     layers with their residual connections, allows it. Each module that mixes tokens is also rerun in place, and must
@@ -86,7 +86,7 @@ def audit(
 
     Args:
         model: a module or function that maps tokens ``[batch, length]``, or embeddings ``[batch, length, width]``, to
-            rows ``[batch, length, ...]``; or a `Runner`, whose methods call its module with padding, packed or a cache.
+            rows ``[batch, length, ...]``; or a `Runner`, which also runs it on padded or packed texts and with a cache.
         rule: one mask for all layers, or the text of a mask (see `saccade.masks.parse`); a list with one mask for each
             layer; or a mapping from patterns of module names to masks. For an encoder-decoder, a mapping from
             "encoder", "decoder" and "cross" to a mask or a list. When None, it is read from ``model.config`` and
@@ -105,8 +105,8 @@ def audit(
             None, there is no padding. For an encoder-decoder, each row holds the source followed by the target.
         outputs: a function that extracts the output rows from the model's result; by default the logits, the hidden
             states or the tensor itself. A `Runner` has its own.
-        packed: lengths of texts, into which the first sequence is split. Each text must give the same rows packed as
-            alone.
+        packed: lengths of the texts into which the first sequence is split. Each text must give the same rows packed
+            as alone.
         padded: whether to check that padding on the left and on the right does not change the rows of real tokens.
         cache: whether to check, for several splits, that running a text in chunks through a cache gives the same rows
             as running it at once.
@@ -114,7 +114,7 @@ def audit(
         claims: names of further claims to check: "states", "positions", "window", "sinks", "training",
             "compiled", "batch", "loss", or "all".
         tests: number of sets of rows to test.
-        seed: seed for the random texts and for all random changes.
+        seed: seed for the random sequences and for all random changes.
         group: processes that run the model together, as with context parallelism. Every process must call this function
             with the same inputs, and gets the same report. Not needed for replicas in DistributedDataParallel.
 
@@ -241,7 +241,7 @@ def _name(model: Callable[..., Any]) -> str:
 
 
 def _versions(model: object) -> dict[str, str]:
-    """Return the versions of saccade, torch, Python and the model's package, for the audit's report."""
+    """Return the versions of saccade, torch, Python and the model's package, as the audit reports them."""
     names = dict.fromkeys(("saccade", "torch", type(model).__module__.partition(".")[0]))
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     return {name: str(version) for name, version in versions.items() if version} | {"python": platform.python_version()}
@@ -387,13 +387,13 @@ def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor |
 
 
 def random_inputs(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
-    """Return two random texts as inputs for an audit, plus two shorter targets if the model is an encoder-decoder.
+    """Return two random sequences as inputs for an audit, plus two shorter targets for an encoder-decoder.
 
     The vocabulary size comes from the model's configuration, or from its first embedding table.
     """
     tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
     if not tables:
-        hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
+        hint = "pass inputs=: tokens [batch, length] or embeddings [batch, length, width]"
         raise value_error("inputs", "be given for a model without an embedding table", None, hint=hint)
     text = getattr(model, "config", None)
     size = getattr(text, "vocab_size", None) or tables[0].num_embeddings

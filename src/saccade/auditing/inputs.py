@@ -64,7 +64,7 @@ def find_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> 
     if name is not None:
         raise value_error("tokens", "name a tensor among the inputs", shown(name), hint=str(sorted(inputs)))
     if not could:
-        rule = "contain token ids [batch, length] or vectors [batch, length, width]"
+        rule = "contain token ids [batch, length] or embeddings [batch, length, width]"
         hint = "a function may build other arguments: audit(lambda ids: model({...}), rule, inputs=ids, module=model)"
         raise value_error("inputs", rule, sorted(inputs), hint=hint)
     rule = "be named, since several inputs could be tokens"

@@ -107,7 +107,7 @@ def _device(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
 
 
 def _listed(rule: Declared) -> Sequence[Mask | Sequence[Mask]]:
-    """Return the masks of a rule in one list; a mapping may hold lists of masks."""
+    """Return the masks of a rule as one list, whose items may be lists of masks if the rule is a mapping."""
     return [rule] if isinstance(rule, Mask) else list(rule.values()) if isinstance(rule, Mapping) else rule
 
 

@@ -1,4 +1,4 @@
-"""Make the backward pass enter a context when it recomputes checkpointed layers, as the forward pass did."""
+"""Make the backward pass recompute checkpointed layers in the same context in which the forward pass ran them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def enter_when_recomputed(context: Context) -> bool:
 
 
 def running_checkpoint() -> int:
-    """Return a number that identifies the innermost running checkpoint, or hook for saved tensors."""
+    """Return a number that identifies the innermost running checkpoint or saved-tensor hook."""
     return id(next(_reentrant_checkpoints(), None) or _top_hook())
 
 

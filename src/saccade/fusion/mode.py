@@ -53,8 +53,8 @@ class FuseAttention(TorchFunctionMode):
     computes them with the model's own operations, so the results of a model without attention are bitwise identical.
 
     Args:
-        run: computes the output of an attention call; by default, saccade does.
-        on_attention: called with each attention call that was run.
+        run: computes the output of an attention call, by default with saccade.
+        on_attention: called with each attention call that ``run`` has computed.
         on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax that the model multiplies
             by values, but that cannot run as an attention call. Dropout, casts, views and elementwise changes may come
             before the product.

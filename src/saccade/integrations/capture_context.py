@@ -43,7 +43,7 @@ Callback = Callable[[str, CapturedMatrix], None]
 class Capture:
     """A running capture of attention calls. Calls nested in a captured call are not captured.
 
-    Threads are independent: a call in one thread suppresses nothing in another.
+    Threads are independent: a captured call suppresses nested calls only in its own thread.
 
     Args:
         callback: receives each call after the model's own kernel has run, in the same thread.
@@ -122,7 +122,7 @@ def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
 
 
 def emit_all(calls: Sequence[tuple[Listener, Make]], output: AnyOutput | None = None) -> None:
-    """Pass each captured call to its listener, even if another listener raises."""
+    """Pass each captured call to its listener, even if another listener raises an error."""
     if not calls:
         return
     (name, capture), make = calls[0]
@@ -143,7 +143,7 @@ def refuse_compiled() -> None:
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the name of each module for captures; the model itself is named after its class."""
+    """Return the names under which a model's modules are captured; the model itself is named after its class."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
 
 
@@ -153,5 +153,5 @@ def uses_attention_interface(module: nn.Module) -> bool:
 
 
 def is_recomputed() -> bool:
-    """Return whether a backward pass is running. It recomputes checkpointed layers, which were already captured."""
+    """Return whether a backward pass is running, which recomputes checkpointed layers that were already captured."""
     return torch._C._current_graph_task_id() != -1

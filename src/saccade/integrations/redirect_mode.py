@@ -72,7 +72,7 @@ class Handler(Protocol):
 
 
 OBSERVERS: list[Callable[[Redirected, Call], None]] = []
-"""Callbacks that receive each redirected call after it has run."""
+"""Callbacks that receive the result and the inputs of each redirected call after it has run."""
 
 
 class _Running(NamedTuple):
@@ -120,7 +120,7 @@ class RedirectMode(FuseAttention):
         return super().__torch_function__(func, types, args, kwargs)
 
     def recompute_context(self) -> Context:
-        """Return the context in which to recompute a checkpoint: this mode, within the module that ran it."""
+        """Return the context in which to recompute a checkpoint: this mode, and the module that ran the checkpoint."""
         site = self._site()
         if site is None or site.checkpoint == running_checkpoint():
             return self._recomputed
@@ -164,7 +164,7 @@ class RedirectMode(FuseAttention):
         return run(functools.partial(self._attend, site))
 
     def _with_shared_heads(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments of an SDPA call with each key head once, if the model has repeated them for queries."""
+        """Return the arguments of an SDPA call, without the copies if the model has repeated key and value heads."""
         arguments = sdpa_arguments(args, kwargs)
         found = {self._repeats.find(arguments[name]) for name in ("key", "value")}
         repeated = found.pop() if len(found) == 1 else None
@@ -241,7 +241,7 @@ class _WithinModule:
     recomputed: Context
     handler: Handler
     site: Site
-    calls: int = field(compare=False)  # the first call in a checkpoint counts
+    calls: int = field(compare=False)  # equal for all calls in a checkpoint, so that the first one is kept
 
     @contextmanager
     def __call__(self) -> Iterator[None]:

@@ -103,7 +103,7 @@ def measured(measure: Callable[[], float | Tensor]) -> float:
 
 
 def swept(baseline: float, heads: Iterable[tuple[str, int]], without: Callable[[str, int], float]) -> Sweep:
-    """Compute the effect of each head; ``without(layer, head)`` returns the measure without that head."""
+    """Return the effect of removing each head; ``without(layer, head)`` returns the measure without that head."""
     effects = []
     for layer, head in heads:
         value = without(layer, head)
