@@ -24,9 +24,9 @@ from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.equivalence import runner_of, sameness
 from saccade.auditing.finding import ClaimResult, CounterExample, Verdict
 from saccade.auditing.float64 import TrueFloat64
-from saccade.auditing.inputs import InputFormat, check_no_dropout, rows_to_check
+from saccade.auditing.inputs import InputFormat, rows_to_check
 from saccade.auditing.leak_location import first_module
-from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError, can_cache, rows_of
+from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError, can_cache, check_no_dropout, rows_of
 from saccade.auditing.multi_process import unwrap_ddp
 from saccade.auditing.reachability import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
@@ -34,7 +34,7 @@ from saccade.auditing.reproduction_script import script_of
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state
 from saccade.auditing.rule_composition import Composition
 from saccade.auditing.runner import Runner
-from saccade.auditing.sufficient_length import parts_of, text_is_long_enough
+from saccade.auditing.sufficient_length import check_length, parts_of
 from saccade.masks import Mask, parse
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
@@ -167,7 +167,7 @@ def audit(
             subject, reach, checked_rows, noise=noise, tests=tests, seed=seed, required=composed.declared
         ).run()
         results = [*_end_to_end(subject, reach, probes), _by_layer(subject.eager, composed, layered)]
-        results += text_is_long_enough(parts_of(declared, rules, subject, given=inputs is not None))
+        results += check_length(parts_of(declared, rules, subject, given=inputs is not None))
         if packed is not None or padded or cache or against:
             comparisons = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             with run_eagerly():

@@ -88,16 +88,6 @@ def is_transposed(ids: object, tokens: Tensor) -> bool | None:
     return True if torch.equal(ids.reshape(tokens.mT.shape), tokens.mT) else None
 
 
-def check_no_dropout(model: object) -> None:
-    """Raise an error if the audited model is in training mode with dropout, because two runs would not agree."""
-    if not isinstance(model, nn.Module):
-        return
-    drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.training and own.p > 0]
-    if drops:
-        hint = "call model.eval(); or set p to 0 and audit the model in training mode"
-        raise value_error("model", "have no active dropout", f"training mode, with {drops[0] or 'dropout'}", hint=hint)
-
-
 def rows_to_check(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
     """Return the rows that the audit checks, bool ``[batch, length]``: all except padding."""
     if padding is None:

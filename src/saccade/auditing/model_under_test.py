@@ -289,3 +289,13 @@ def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> Va
 
 def _to_float64(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def check_no_dropout(model: object) -> None:
+    """Raise an error if the audited model is in training mode with dropout, because two runs would not agree."""
+    if not isinstance(model, nn.Module):
+        return
+    drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.training and own.p > 0]
+    if drops:
+        hint = "call model.eval(); or set p to 0 and audit the model in training mode"
+        raise value_error("model", "have no active dropout", f"training mode, with {drops[0] or 'dropout'}", hint=hint)

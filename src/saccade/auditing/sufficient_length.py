@@ -62,7 +62,7 @@ def parts_of(declared: Declared, rules: Sequence[Mask], subject: ModelUnderTest,
     ]
 
 
-def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
+def check_length(parts: Sequence[Part]) -> list[ClaimResult]:
     """Return the claim "length", not answered, if a rule equals Causal() or Full() only because the text is too short.
 
     At 48 tokens, a causal window of 256 keys hides nothing more than Causal() does, so a model without any window also

@@ -14,6 +14,7 @@ from torch import nn
 from saccade.integrations.call_output import AnyOutput
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import in_backward
 
 CALLED_AS = "record"  # the name in error messages
 
@@ -80,7 +81,7 @@ class Capture:
 
     def emit(self, name: str, make: Make, output: AnyOutput | None = None) -> None:
         """Pass a captured call to the callback, with gradients disabled."""
-        if self.is_suppressed or not self.is_active or is_recomputed():
+        if self.is_suppressed or not self.is_active or in_backward():
             return
         refuse_compiled()
         self._thread.num_captured += 1
@@ -150,8 +151,3 @@ def names_of(model: nn.Module) -> dict[nn.Module, str]:
 def uses_attention_interface(module: nn.Module) -> bool:
     """Return whether a module's source file gets its attention function from transformers' interface."""
     return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
-
-
-def is_recomputed() -> bool:
-    """Return whether a backward pass is running, which recomputes checkpointed layers that were already captured."""
-    return torch._C._current_graph_task_id() != -1

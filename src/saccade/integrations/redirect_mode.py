@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from saccade.fusion.arguments import tensors_in
 from saccade.fusion.checkpoints import Context, enter_when_recomputed, running_checkpoint
 from saccade.fusion.lazy import LazyTensor, materialised
-from saccade.fusion.mode import FuseAttention, in_backward, is_eager
+from saccade.fusion.mode import FuseAttention, is_eager
 from saccade.fusion.recovered_call import AttentionCall
 from saccade.integrations.forward_proxy import Running
 from saccade.integrations.matrix_hooks import report_product
@@ -28,6 +28,7 @@ from saccade.integrations.packed_heads import is_packed, run_packed
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import run_sdpa, sdpa_arguments, unsupported_sdpa
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import in_backward
 
 CALLED_AS = "replace_attention"  # the name in error messages
 

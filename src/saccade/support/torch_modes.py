@@ -63,6 +63,11 @@ def outside_graph(function: Callable[P, R], reason: str) -> Callable[P, R]:
     return outside
 
 
+def in_backward() -> bool:
+    """Return whether autograd is running a backward pass in this thread, as it does to recompute a checkpoint."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_autocast(x: Tensor) -> bool:
     """Return whether autocast is enabled on the device of a tensor."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
