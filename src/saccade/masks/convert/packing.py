@@ -1,4 +1,4 @@
-"""Pack sequences of different lengths into one batch item without padding, and unpack results."""
+"""Packing of sequences of different lengths into one batch item without padding, and unpacking of results."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Packed(NamedTuple):
         return torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.tokens.device)
 
     def targets(self) -> Tensor:
-        """Return the next token of each token id, int64 ``[1, total]``, and -100 for the last token of each sequence.
+        """Return the token that follows each token, int64 ``[1, total]``; -100 after the last token of each sequence.
 
-        Losses of torch and transformers ignore -100, so no sequence predicts the first token of the one behind it. The
-        targets are for logits of the same position; models that shift labels themselves need other labels.
+        Losses in torch and transformers ignore -100, so no sequence is trained to predict the first token of the next
+        one. The targets belong to the logits at the same positions; do not use them for models that shift labels.
 
         Raises:
             TypeError: the packed tensors are not token ids, ints ``[length]``.
@@ -57,7 +57,7 @@ class Packed(NamedTuple):
         return targets.index_fill_(1, self.cu_seqlens[1:].long()[self.cu_seqlens.diff() > 0] - 1, IGNORED)
 
     def mask(self, rule: Mask | None = None) -> Documents:
-        """Return a mask that restricts attention to each packed sequence; ``rule`` counts positions from its start."""
+        """Return the mask that separates the packed sequences. ``rule`` counts positions from each sequence's start."""
         return Documents(self.lengths, rule)
 
     def unpack(self, packed: Tensor, dim: int = 1) -> tuple[Tensor, ...]:
@@ -88,7 +88,7 @@ def pack(texts: Sequence[Tensor]) -> Packed:
 
     Raises:
         TypeError: ``texts`` is not a list of tensors.
-        ValueError: there are no texts, or their widths, dtypes or devices differ.
+        ValueError: there are no tensors, or their widths, dtypes or devices differ.
 
     Example:
         >>> packed = pack([torch.ones(2, 8), torch.zeros(3, 8)])
@@ -101,7 +101,7 @@ def pack(texts: Sequence[Tensor]) -> Packed:
         hint = "[x[:n] for x, n in zip(batch, lengths)] splits a padded batch"
         raise type_error("texts", "be a list of tensors [length, ...]", kind(texts), hint=hint)
     if not texts:
-        raise value_error("texts", "contain at least one text", "none")
+        raise value_error("texts", "contain at least one tensor", "none")
     first = check_type("texts", texts[0], Tensor, "contain tensors")
     for text in texts:
         check_type("texts", text, Tensor, "contain tensors")

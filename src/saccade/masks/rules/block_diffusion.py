@@ -1,4 +1,4 @@
-"""BlockDiffusion: the mask of block-diffusion training, over noisy tokens followed by clean ones."""
+"""BlockDiffusion: the mask for block-diffusion training, over noisy tokens followed by clean tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from saccade.support.argument_hints import argument_hints
 _LENGTH_BITS = 30  # 64 bytes for each position
 
 
-@argument_hints(length="BlockDiffusion(4, length=512): the tokens of the text; the sequence has twice as many")
+@argument_hints(length="BlockDiffusion(4, length=512): the number of tokens in the text; the sequence is twice as long")
 @dataclasses.dataclass(frozen=True)
 class BlockDiffusion(RangeTable):
-    """A block-diffusion training mask, over ``length`` noisy tokens followed by the same tokens without noise.
+    """A mask for block-diffusion training, over ``length`` noisy tokens followed by the same tokens without noise.
 
     A noisy token sees its own noisy block and the clean blocks before it. A clean token sees its own clean block and
-    the clean blocks before it, and no noisy token. One pass then trains the denoising of all blocks. Generation, where
-    all earlier blocks are clean, needs no noisy half: ``Coarse(Causal(), block)``.
+    the clean blocks before it, but no noisy token. One pass then trains the denoising of all blocks. In generation,
+    all earlier blocks are clean, so no noisy half is needed: ``Coarse(Causal(), block)``.
 
     >>> print(BlockDiffusion(2, 4).picture(8))
     1 1 . . . . . .
