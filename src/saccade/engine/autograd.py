@@ -264,7 +264,7 @@ class _SecondDerivatives(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         reason = "inside transforms of torch.func its kernels have first and second derivatives, but no third ones"
-        raise unsupported('impl="auto"', [reason], hint='impl="reference" has all derivatives')
+        raise unsupported('impl="auto"', [reason], hint='impl="reference" has all of them')
 
     @staticmethod
     def vmap(

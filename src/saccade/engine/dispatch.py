@@ -108,7 +108,7 @@ def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
         raise value_error("impl", f"be one of {names}", repr(impl))
     reasons = _verdict(matches[0], inputs, request).cannot
     if reasons:
-        hint = 'impl="auto" selects a kernel that can'
+        hint = 'impl="auto" finds a kernel that can'
         raise unsupported(f'impl="{matches[0].name}"', reasons, hint=hint)
     return matches[0]
 
