@@ -236,7 +236,7 @@ class _WithGradients:
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
-    """Rebuild the inputs without a bias that is 0 everywhere, which a float mask in a traced program may become."""
+    """Rebuild the inputs, but drop an all-zero bias, which a float mask in a traced program may produce."""
     inputs = call.inputs()
     is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
     return inputs.replaced(bias=None) if is_zero else inputs

@@ -76,7 +76,7 @@ class Ledger:
 
 
 def counted(run: Callable[[], object]) -> MemoryUse:
-    """Run a function, and return the peak bytes of its tensors and the bytes of its result, without its inputs."""
+    """Run a function, and return the peak bytes of the tensors that it creates and the bytes of its result."""
     with Watch() as watch:
         result = run()
     left = watch.now

@@ -29,7 +29,7 @@ _LARGEST = 64.0  # largest score; the rounding error of differences is a few tim
 
 
 def can_use_products(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Return whether statistics can be computed from products, exactly enough and with a suitable kernel."""
+    """Return whether the kernel and the size of the scores allow statistics to be computed from products."""
     if not (is_plain(inputs.query) and is_plain(inputs.key)) or 0 in inputs.shape:
         return False
     if not inputs.is_plain or inputs.softcap is not None or inputs.sink_logit is not None:

@@ -1,4 +1,4 @@
-"""Plans: tiles that cover every pair that a mask allows, and their cost. Plans use bounds, not classes, of masks."""
+"""Plans: tiles that cover every pair that a mask allows, and their cost. They use bounds of masks, not mask classes."""
 
 from saccade.plan.plan import Plan, make
 from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Ranges, Rule, Tile, Triangle

@@ -178,7 +178,7 @@ def _errors_of_results(
 def _errors_of_gradients(
     grads: list[Tensor | None], picks: list[Pick], references: list[ReferenceRows], wanted: list[bool]
 ) -> Iterator[Compared]:
-    """Yield the largest error of a checked kernel's gradient of each tensor that needs one."""
+    """Yield the largest errors of a checked kernel's gradients, for each tensor that needs a gradient."""
     for index, name in enumerate(("query", "key", "value")):
         if not wanted[index]:
             continue

@@ -185,7 +185,7 @@ def _record(kind: _Kind, record: _Record) -> None:
 
 
 def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return the error in a kernel's first-use check for this kind of product, as a reason not to run it; or ()."""
+    """Return the error of a kernel's first-use check for this kind of product, as a tuple of reasons; () if none."""
     record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
     return () if record is None or record.result.ok else (record.result.fault,)
 

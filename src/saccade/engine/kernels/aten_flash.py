@@ -120,7 +120,7 @@ def held(
     added: tuple[int, int] | None,
     threads: int,
 ) -> MemoryUse:
-    """Return the peak bytes of a `forward` call to torch's flash operation, including results.
+    """Return the peak bytes of torch's flash operation in a call to `forward`, including results.
 
     Args:
         q: (batch, heads, rows, width).

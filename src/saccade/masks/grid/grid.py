@@ -68,7 +68,7 @@ class Cells(NamedTuple):
 
 
 class Squares(NamedTuple):
-    """A division of a grid into equal rectangles: grid row y is in number ``(y - top) // height``; same for columns."""
+    """A division of a grid into rectangles. Row y is in rectangle row ``(y - top) // height``; same for columns."""
 
     height: int
     width: int
