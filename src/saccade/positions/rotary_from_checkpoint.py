@@ -29,7 +29,7 @@ class Frequencies(Scaling):
 
     Raises:
         TypeError, ValueError: an argument does not consist of finite numbers.
-        UnsupportedError: on use, the number of pairs is different.
+        UnsupportedError: on use, the number of frequencies differs from the number of channel pairs.
 
     Example:
         >>> from saccade.positions import Rotary
@@ -75,9 +75,9 @@ class Frequencies(Scaling):
 class RotaryTables(Rotary):
     """Rotary embeddings that use stored tables, such as ``cos_cache`` and ``sin_cache`` of an ONNX model.
 
-    The tables have one value per position and channel pair. In transformers, they contain each value twice; pass
-    ``cos[:, : cos.shape[1] // 2]`` instead. The tables stay float32 (or float64 if passed as such) when the module is
-    converted to a different dtype, and are part of its state dict.
+    The tables have one value per position and channel pair. Tables from transformers contain each value twice, so pass
+    ``cos[:, : cos.shape[1] // 2]``. The tables stay float32 (or float64 if passed as such) when the module is converted
+    to a different dtype, and are part of its state dict.
 
     Args:
         cos, sin: ``[positions, rotary_dim // 2]``.

@@ -101,7 +101,7 @@ def test_properties_of_a_pack():
 
 REFUSED = {
     "a batch": (lambda: sc.pack(torch.zeros(2, 3, 4)), "be a list of tensors [length, ...]; got Tensor"),
-    "nothing": (lambda: sc.pack([]), "contain at least one text"),
+    "nothing": (lambda: sc.pack([]), "contain at least one tensor"),
     "widths": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 4)]), "differ only in length"),
     "dtypes": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 3).double()]), "differ only in length"),
     "numbers": (lambda: sc.pack([torch.tensor(1.0)]), "differ only in length"),

@@ -1,4 +1,4 @@
-"""Pack sequences of different lengths into one batch item without padding, and unpack results."""
+"""Packing of sequences of different lengths into one batch item without padding, and unpacking of results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Packed(NamedTuple):
             raise type_error("packed", "contain token ids, ints [1, total]", got)
 
     def mask(self, rule: Mask | None = None) -> Documents:
-        """Return a mask that restricts attention to each packed sequence; ``rule`` counts positions from its start."""
+        """Return the mask that separates the packed sequences. ``rule`` counts positions from each sequence's start."""
         return Documents(self.lengths, rule)
 
     def unpack(self, packed: Tensor, dim: int = 1) -> tuple[Tensor, ...]:
@@ -106,7 +106,7 @@ def pack(texts: Sequence[Tensor]) -> Packed:
 
     Raises:
         TypeError: ``texts`` is not a list of tensors.
-        ValueError: there are no texts, or their widths, dtypes or devices differ.
+        ValueError: there are no tensors, or their widths, dtypes or devices differ.
 
     Example:
         >>> packed = pack([torch.ones(2, 8), torch.zeros(3, 8)])
@@ -119,7 +119,7 @@ def pack(texts: Sequence[Tensor]) -> Packed:
         hint = "[x[:n] for x, n in zip(batch, lengths)] splits a padded batch"
         raise type_error("texts", "be a list of tensors [length, ...]", kind(texts), hint=hint)
     if not texts:
-        raise value_error("texts", "contain at least one text", "none")
+        raise value_error("texts", "contain at least one tensor", "none")
     first = check_type("texts", texts[0], Tensor, "contain tensors")
     for text in texts:
         check_type("texts", text, Tensor, "contain tensors")
