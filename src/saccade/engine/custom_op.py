@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from saccade.engine import autograd, nonfinite, onnx_form, second_order
+from saccade.engine import autograd, dropout, nonfinite, onnx_form, second_order
 from saccade.engine import dispatch as eager
 from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.bias.relative import DistanceTerm
@@ -64,7 +64,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
             return attend(inputs, value, request)
     impl = request.impl
     check_value(value, inputs.query, inputs.key, inputs.dtype)
-    eager.check_dropout(request.dropout_p, request.seed)
+    dropout.check(request.dropout_p, request.seed)
     value = value.to(inputs.query.dtype)
     if inputs.query.is_meta:
         return eager.postprocessed(inputs, *autograd.empty_results(inputs, value))

@@ -141,7 +141,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
     check_value(value, inputs.query, inputs.key, inputs.dtype)
     dropout_p, _, seed, _, _ = request
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
-        check_dropout(dropout_p, seed)
+        dropout.check(dropout_p, seed)
     if value.dtype != inputs.query.dtype:  # the score prepared query and key in float32
         value = value.to(inputs.query.dtype)
     inputs = inputs.current() if inputs.is_live else inputs
@@ -222,12 +222,6 @@ def _run_by_autograd(
         raise unsupported("vmap", [reason], hint='impl="auto" has dropout under vmap')
     out, lse = of_all_samples(inputs, partial(nonfinite.forward, kernel), value)
     return out, lse
-
-
-def check_dropout(dropout_p: float, seed: int | None) -> None:
-    """Raise an error unless the dropout probability and the seed are valid."""
-    dropout.check(dropout_p)
-    dropout.check_seed(seed)
 
 
 def postprocessed(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,8 +53,9 @@ class Dropped(NamedTuple):
         return b
 
 
-def check(dropout_p: float) -> None:
-    """Raise an error unless the dropout probability is at least 0 and below 1."""
+def check(dropout_p: float, seed: int | None = None) -> None:
+    """Raise an error unless the dropout probability is at least 0 and below 1, and the seed is valid."""
+    check_seed(seed)
     if not is_number(dropout_p):
         raise type_error("dropout_p", "be a float", type(dropout_p).__name__)
     if not 0.0 <= dropout_p < 1.0:

@@ -112,8 +112,7 @@ class Matrix(Operators, ABC):
             ``[batch, heads, q_len, value_dim]`` in the value's dtype.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
-        dropout.check(dropout_p)
-        dropout.check_seed(seed)
+        dropout.check(dropout_p, seed)
         seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
         batch, heads, q_len, _ = self.shape
         shape, wide = (batch, heads, q_len, value.shape[3]), wide_dtype(value.dtype)
