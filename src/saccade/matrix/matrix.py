@@ -191,10 +191,6 @@ class Matrix(Operators, ABC):
             results |= {index: statistic.finish(states[index]) for index, statistic in rest.items()}
             return tuple(results[index] for index in range(len(statistics)))
 
-    def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute several statistics in one pass. This is the former name of `compute`."""
-        return self.compute(*statistics)
-
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
         """Compute those statistics that do not need `blocks`, and return their results by index in ``statistics``."""
         return {}

@@ -230,10 +230,6 @@ class Run:
         visible = [call.sees for call in self.calls if call.sees is not None]
         return torch.cat(visible, 2) if len(visible) == len(self.calls) else None
 
-    def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Call `compute`; this is its former name."""
-        return self.compute(*statistics)
-
     def _result(self, statistic: Statistic[Any, Any]) -> Any:
         if statistic in self._statistics:
             answers = [call.answers[self._statistics.index(statistic)] for call in self.calls]
