@@ -17,6 +17,7 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 READS_VALUES = ("blocks", "ranked seldom", "sparse", "heavy", "snap", "8 bits", "2 bits", "indexed")
 ROUNDED = ("8 bits", "2 bits")  # which read only what they store
 CONTINUED = [name for name in EVERY_KIND if name not in READS_VALUES]
+CASES = [(name, mapped) for name in EVERY_KIND for mapped in ((0, 0, 0), (0, None, None), (None, 0, 0))]
 HIDDEN = "the values of queries, keys and values are read before anything is computed, and vmap hides them"
 GENERATOR = torch.Generator().manual_seed(0)
 QUERIES, KEYS, VALUES = (torch.randn(3, 2, heads, 15, 4, generator=GENERATOR) for heads in (4, 2, 2))
@@ -41,18 +42,27 @@ def _whole(name: str, tensors: Tensors) -> Tensor:
     return _attend(name, EVERY_KIND[name](), tensors, 9, 10, 14, 15)
 
 
-@pytest.mark.parametrize("mapped", [(0, 0, 0), (0, None, None), (None, 0, 0)], ids=["all", "queries", "keys"])
-@pytest.mark.parametrize("name", EVERY_KIND)
-def test_samples_are_those_of_a_loop_or_refused(name: str, mapped: tuple[int | None, ...]) -> None:
-    tensors = [x if dim == 0 else x[0] for x, dim in zip(ALL, mapped, strict=True)]
-    run = vmap(lambda *x: _whole(name, x), in_dims=mapped, randomness="same")
-    if name in READS_VALUES and not (name in ROUNDED and mapped[1] is None):
-        with pytest.raises(UnsupportedError, match=r"\w+\.attend: vmap cannot run") as refused:
-            run(*tensors)
-        assert refused.value.reasons == (HIDDEN,)
-        return
+def _reads(name: str, mapped: tuple[int | None, ...]) -> bool:
+    return name in READS_VALUES and not (name in ROUNDED and mapped[1] is None)
+
+
+def _mapped(mapped: tuple[int | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(x if dim == 0 else x[0] for x, dim in zip(ALL, mapped, strict=True))
+
+
+@pytest.mark.parametrize(("name", "mapped"), [x for x in CASES if not _reads(*x)])
+def test_samples_are_those_of_a_loop(name: str, mapped: tuple[int | None, ...]) -> None:
+    tensors = _mapped(mapped)
     loop = [_whole(name, tuple(x if x.dim() == 4 else x[i] for x in tensors)) for i in range(3)]
-    torch.testing.assert_close(run(*tensors), torch.stack(loop))
+    out = vmap(lambda *x: _whole(name, x), in_dims=mapped, randomness="same")(*tensors)
+    torch.testing.assert_close(out, torch.stack(loop))
+
+
+@pytest.mark.parametrize(("name", "mapped"), [x for x in CASES if _reads(*x)])
+def test_a_cache_that_reads_values_is_refused(name: str, mapped: tuple[int | None, ...]) -> None:
+    with pytest.raises(UnsupportedError, match=r"\w+\.attend: vmap cannot run") as refused:
+        vmap(lambda *x: _whole(name, x), in_dims=mapped, randomness="same")(*_mapped(mapped))
+    assert refused.value.reasons == (HIDDEN,)
 
 
 @pytest.mark.parametrize("name", CONTINUED)
@@ -89,9 +99,10 @@ def test_a_cache_that_others_use_is_not_written_by_samples(name: str) -> None:
     expected = _attend(name, prompt.fork(), FIRST, 10)
     for cache in [empty] if name == "context" else [empty, prompt]:  # a context is only read
         for mapped in ((0, 0, 0), (0, None, None)):
-            tensors = [x if dim == 0 else x[0] for x, dim in zip(ALL, mapped, strict=True)]
             with pytest.raises(UnsupportedError, match="made outside of the mapped function, so all samples would"):
-                vmap(lambda *x, c=cache: _attend(name, c, x, c.length + 1), in_dims=mapped, randomness="same")(*tensors)
+                vmap(lambda *x, c=cache: _attend(name, c, x, c.length + 1), in_dims=mapped, randomness="same")(
+                    *_mapped(mapped)
+                )
     assert empty.length == 0
     torch.testing.assert_close(_attend(name, prompt, FIRST, 10), expected)
 
@@ -107,10 +118,9 @@ def test_a_cache_of_samples_is_refused_outside(name: str) -> None:
     vmap(run, randomness="same")(*ALL)
     with pytest.raises(UnsupportedError, match="made inside of a mapped function, and its tokens are those of a"):
         _attend(name, made[0], FIRST, 10)
-    if name == "context":
-        return
-    made[0].crop(0)
-    torch.testing.assert_close(_attend(name, made[0], FIRST, 9, 10), _attend(name, EVERY_KIND[name](), FIRST, 9, 10))
+    cache = EVERY_KIND[name]() if name == "context" else made[0]  # a context is not cropped
+    cache.crop(0)
+    torch.testing.assert_close(_attend(name, cache, FIRST, 9, 10), _attend(name, EVERY_KIND[name](), FIRST, 9, 10))
 
 
 def test_a_decoder_generates_samples_with_a_cache_in_each() -> None:
