@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches.block_read import BlockRead, VisibleColumns
-from saccade.caches.call_arguments import Call, Traffic
+from saccade.caches.call_arguments import Call, Traffic, check_readable
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head
@@ -144,6 +144,7 @@ class BlockSelectCache(KVCache):
         return self._state["summary"][:, :, : self._summarized] if "summary" in self._state else None
 
     def advance(self, call: Call) -> Tensor:
+        check_readable(call.query, call.key, call.value)
         start, size = self.length, self.block_size
         if self.prompt == "sparse" and call.key.shape[2] > 1:
             return self._advance_sparse(call)

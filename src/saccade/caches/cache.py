@@ -20,14 +20,13 @@ from saccade.caches.call_arguments import (
     check_crop,
     check_tensors,
     checked_rows,
-    refuse_replay,
 )
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.torch_modes import CACHED, has_values, outside_graph
+from saccade.support.torch_modes import CACHED, can_hold, has_values, is_transformed, outside_graph
 from saccade.support.validation import check_int
 
 _NO_TOKENS = Positions(range(0))
@@ -135,6 +134,8 @@ class LayerCache(ArgumentHints):
             reason = "its weights depend on the keys in between, and this cache does not provide all of them"
             raise unsupported(type(mechanism).__name__, [reason], hint="KVCache() provides all keys, in order")
         self._check_new(query, key, value)
+        if is_transformed() and self._state:
+            self._make_writable(key, value)
         batch, _, q_len, _ = query.shape
         if mask is not None and not isinstance(mask, Mask):
             mask = as_mask(mask, (*query.shape[:3], self.length + q_len))
@@ -179,8 +180,12 @@ class LayerCache(ArgumentHints):
         """
         self.check_crop(length)
         if length == 0:
-            self._empty()
-            self._region = Region.current()
+            region = Region.current()
+            if region.vmaps == self._region.vmaps:
+                self._empty()
+            else:
+                self._forget()
+            self._region = region
         elif length < self.length:
             self._crop(length)
         self._length = length
@@ -242,9 +247,17 @@ class LayerCache(ArgumentHints):
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def check_not_replayed(self) -> None:
-        """Raise an error if gradient checkpointing replays a call that has already changed this cache."""
-        if Region.current().repeats(self._region):
-            refuse_replay()
+        """Raise an error if gradient checkpointing or `vmap` would repeat a call that changes this cache."""
+        Region.current().check_continues(self._region)
+
+    def _make_writable(self, key: Tensor, value: Tensor) -> None:
+        """Copy the state tensors to which new keys and values of `vmap` or another transform cannot be written."""
+        for name, x in self._state.items():
+            like = value if name.startswith("value") else key
+            if not can_hold(x, like):
+                is_number = not x.is_floating_point()  # a position or a code, the same in all samples
+                self._state[name] = x.clone() if is_number else like.new_empty(x.shape, dtype=x.dtype).copy_(x)
+                self._shared.discard(name)
 
     def _forget(self) -> None:
         """Drop all cached tokens and free their memory."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.errors import describe, type_error, unsupported, value_error
-from saccade.support.torch_modes import has_values, is_tracing
+from saccade.support.errors import describe, hidden_by_vmap, type_error, unsupported, value_error
+from saccade.support.torch_modes import count_vmaps, has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import ShapeSpec, check_int, is_integer
 
 
@@ -163,7 +163,7 @@ def check_crop(length: object, stored: int) -> None:
 
 
 class Region(NamedTuple):
-    """The region of gradient checkpointing that is currently running, if it can be identified.
+    """The region of gradient checkpointing and of `vmap` that is currently running, if it can be identified.
 
     A replay runs inside a backward pass, which has an id. In the forward pass, a region of the non-reentrant
     checkpoint is identified by torch's hooks for saved tensors; a region of the reentrant checkpoint cannot be.
@@ -171,10 +171,12 @@ class Region(NamedTuple):
     Args:
         graph_task: id of the backward pass; -1 outside of backward passes.
         hook: id of the checkpoint's hook; 0 outside of checkpoints.
+        vmaps: number of enclosing functions that ``vmap`` maps.
     """
 
     graph_task: int = -1
     hook: int = 0
+    vmaps: int = 0
 
     @classmethod
     def current(cls) -> Region:
@@ -183,15 +185,37 @@ class Region(NamedTuple):
             return OUTSIDE
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         is_checkpoint = hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
-        return cls(torch._C._current_graph_task_id(), id(hooks[0]) if is_checkpoint else 0)
+        return cls(torch._C._current_graph_task_id(), id(hooks[0]) if is_checkpoint else 0, count_vmaps())
 
     def repeats(self, made_in: Region) -> bool:
         """Return whether this region replays a call that changed a cache in the region ``made_in``."""
         is_other_pass = self.graph_task not in (-1, made_in.graph_task)
         return is_other_pass or self.hook not in (0, made_in.hook)
 
+    def check_continues(self, made_in: Region, *, is_read_only: bool = False) -> None:
+        """Raise an error unless a cache from the region ``made_in`` can be used in this region.
+
+        Args:
+            made_in: the region in which the cache was constructed, forked or emptied.
+            is_read_only: whether the call does not change the cache, so that it may be repeated.
+        """
+        if self.repeats(made_in) and not is_read_only:
+            refuse_replay()
+        if self.vmaps < made_in.vmaps:
+            reason = "the cache was made inside of a mapped function, and its tokens are those of a sample"
+            raise unsupported("vmap", [reason], hint="return the outputs, and make another cache outside")
+        if self.vmaps > made_in.vmaps and not is_read_only:
+            reason = "the cache was made outside of the mapped function, so all samples would write to it"
+            raise unsupported("vmap", [reason], hint="make it inside: layer.new_cache(), or cache.fork()")
+
 
 OUTSIDE = Region()
+
+
+def check_readable(*tensors: Tensor) -> None:
+    """Raise an error if `vmap` hides the values of tensors by which a cache decides what to store."""
+    if is_transformed() and any(map(is_mapped, tensors)):
+        raise hidden_by_vmap("queries, keys and values")
 
 
 def refuse_replay() -> NoReturn:

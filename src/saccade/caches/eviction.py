@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.caches.cache import LayerCache
-from saccade.caches.call_arguments import Call, Traffic
+from saccade.caches.call_arguments import Call, Traffic, check_readable
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
 from saccade.matrix import Matrix
@@ -136,6 +136,7 @@ class EvictingCache(LayerCache):
         return self._state.get("table")
 
     def advance(self, call: Call) -> Tensor:
+        check_readable(call.query, call.key, call.value)
         before, q_len, keys, values = self._state, call.key.shape[2], call.key, call.value
         table = call.table[:, None].expand(*keys.shape[:2], -1)
         if before:

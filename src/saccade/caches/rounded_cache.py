@@ -8,7 +8,7 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from saccade.caches.cache import LayerCache
-from saccade.caches.call_arguments import Call, Traffic
+from saccade.caches.call_arguments import Call, Traffic, check_readable
 from saccade.caches.per_head import attend_by_head
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
@@ -82,6 +82,7 @@ class RoundedCache(LayerCache):
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         super()._check_new(query, key, value)
+        check_readable(key, value)
         for name, x in (("key", key), ("value", value)):
             if not is_finite(x) and bool(not_finite(x).any()):
                 hint = "a NaN or inf would spoil the rounding of its whole block; KVCache() can store it"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import describe, type_error, value_error
-from saccade.support.torch_modes import has_values, is_tracing
+from saccade.support.torch_modes import has_values, is_tracing, mapped_levels
 from saccade.support.validation import ShapeSpec
 
 
@@ -25,7 +25,7 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
     is_unread = tokens.device.type != "cpu" or not has_values(tokens) or is_tracing()
     if vocab_size is None or is_unread or not tokens.numel():
         return
-    least, most = map(int, tokens.aminmax())
+    least, most = map(int, mapped_levels(tokens)[1].aminmax())  # of all samples under vmap
     if least < 0 or most >= vocab_size:
         hint = "padding may be any token of the vocabulary, with position -1"
         rule = f"be from 0 to {vocab_size - 1}, the vocabulary"

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispa
 
 _RECORDS = torch._C._TorchDispatchModeKey.PROXY
 _FUNCTIONAL = torch._C._functorch.TransformType.Functionalize
+_VMAP = torch._C._functorch.TransformType.Vmap
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -90,6 +91,22 @@ def mapped_levels(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
     layers = list(_layers(x)) if is_transformed() else [x]
     functorch = torch._C._functorch
     return tuple(functorch.maybe_get_level(layer) for layer in layers if functorch.is_batchedtensor(layer)), layers[-1]
+
+
+def count_vmaps() -> int:
+    """Return the number of enclosing functions that ``vmap`` maps."""
+    if not is_transformed():
+        return 0
+    return sum(one.key() == _VMAP for one in torch._C._functorch.get_interpreter_stack())
+
+
+def can_hold(memory: Tensor, new: Tensor) -> bool:
+    """Return whether ``new`` can be written to ``memory``: every ``torch.func`` transform that wraps it wraps both."""
+    return not is_transformed() or _levels(new) <= _levels(memory)
+
+
+def _levels(x: Tensor) -> set[int]:
+    return {torch._C._functorch.maybe_get_level(layer) for layer in [*_layers(x)][:-1]}
 
 
 def current_transform_level() -> int:
