@@ -97,20 +97,21 @@ def first_calls(
     kernel: Kernel,
     device: torch.device | str = "cpu",
     dtypes: Sequence[torch.dtype] | None = None,
-    tell: Callable[[str], None] | None = None,
 ) -> Kernel:
     """Make one small call for each capability that a kernel does not declare; return the kernel with what they showed.
 
     If a call raises an error, the claims of the returned kernel exclude the capability, and a note says so. A kernel
-    that takes none of the simplest inputs is returned unchanged. Cost: about 30 calls on 7 tokens.
+    that takes none of the simplest inputs is returned unchanged, and so is a function in a shared library, because a
+    call that it does not expect may end the process. Cost: about 30 calls on 7 tokens.
 
     Args:
         kernel: the kernel; what its declaration says is not called and not changed.
         device: device of the inputs.
         dtypes: dtypes that count as declared.
-        tell: called before each call with the name of the claim.
     """
-    calls = _Calls(kernel, device, tell or (lambda claim: None))
+    if kernel.source is not None and kernel.source.is_library:
+        return kernel
+    calls = _Calls(kernel, device)
     declared = [name for name in DTYPES if name in (kernel.declaration.dtypes or ()) or DTYPES[name] in (dtypes or ())]
     if calls.find_simplest([name for name in _DTYPES if name in declared or not declared]):
         calls.try_lengths()
@@ -125,8 +126,8 @@ def first_calls(
 class _Calls:
     """First calls of a kernel: its claims so far, and the simplest inputs that it takes."""
 
-    def __init__(self, kernel: Kernel, device: torch.device | str, tell: Callable[[str], None]):
-        self.kernel, self.device, self.tell = kernel, device, tell
+    def __init__(self, kernel: Kernel, device: torch.device | str):
+        self.kernel, self.device = kernel, device
         self.case, self.dtype = Case("first-call", num_heads=2, num_kv_heads=2), torch.float32
 
     def find_simplest(self, dtypes: Sequence[str]) -> bool:
@@ -140,7 +141,7 @@ class _Calls:
                 "mask": mask,
             }
             case = fitted(dataclasses.replace(self.case, **changes), self.kernel.declaration)
-            if self._error("form", case, DTYPES[name]) == "":
+            if self._error(case, DTYPES[name]) == "":
                 self.case, self.dtype = case, DTYPES[name]
                 return True
         return False
@@ -150,7 +151,7 @@ class _Calls:
         shortest, length = _LENGTHS[0], self.case.q_len
         why = None
         if length > shortest and not self.kernel.declaration.lengths:
-            why = self._error("lengths", dataclasses.replace(self.case, q_len=shortest, kv_len=shortest))
+            why = self._error(dataclasses.replace(self.case, q_len=shortest, kv_len=shortest))
         if why:
             what = Message("takes only lengths that are multiples of {length}", length=length)
             self._leave_out("lengths", {"multiple": length}, what, why, "lengths={multiple=1}")
@@ -172,7 +173,7 @@ class _Calls:
         if getattr(self.kernel.declaration, capability.claim) is not None:
             return
         cases = (dataclasses.replace(self.case, **changes) for changes in capability.calls(self.case))
-        errors = (self._error(capability.claim, case, gradients=capability.gradients) for case in cases)
+        errors = (self._error(case, gradients=capability.gradients) for case in cases)
         why = next(filter(None, errors), "")
         if why:
             what = Message(capability.what)
@@ -183,7 +184,7 @@ class _Calls:
         kernel, claim = self.kernel, _DECODING.claim
         case = dataclasses.replace(self.case, mask=Causal(), kv_len=2 * self.case.q_len)
         is_flag = kernel.form.truth is None and kernel.form.settings.get("masks") in ("causal", "window")
-        if not is_flag or kernel.declaration.decoding is not None or self._error(claim, case) != "":
+        if not is_flag or kernel.declaration.decoding is not None or self._error(case) != "":
             return
         problem = case.problem(self.dtype, self.device)
         out = kernel.subject(kernel, self.device).output(problem)
@@ -196,21 +197,18 @@ class _Calls:
     def _error_of_choice(self, claim: str, choice: Any) -> str | None:
         case = self.case
         if claim == "dtypes":
-            return self._error(claim, case, DTYPES[choice])
+            return self._error(case, DTYPES[choice])
         if claim == "masks":
-            return self._error(claim, dataclasses.replace(case, mask=_MASKS[choice](case.q_len)))
-        return self._error(claim, dataclasses.replace(case, head_dim=choice, value_dim=choice))
+            return self._error(dataclasses.replace(case, mask=_MASKS[choice](case.q_len)))
+        return self._error(dataclasses.replace(case, head_dim=choice, value_dim=choice))
 
-    def _error(
-        self, claim: str, case: Case, dtype: torch.dtype | None = None, *, gradients: bool = False
-    ) -> str | None:
+    def _error(self, case: Case, dtype: torch.dtype | None = None, *, gradients: bool = False) -> str | None:
         """Return the error of one call: "" if it raises none, None if the claims or the form exclude the call."""
         subject = self.kernel.subject(self.kernel, self.device)
         problem = case.problem(dtype or self.dtype, self.device)
         problem = problem.leaves() if gradients else problem
         if subject.reasons_against(problem):
             return None
-        self.tell(claim)
         try:
             out = subject.output(problem)
             if gradients:

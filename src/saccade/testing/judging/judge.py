@@ -61,7 +61,7 @@ def judge(
         minutes: time after which no further trial begins; None runs all trials.
         seed: seed of all values; None draws a new seed.
         progress: called before each trial with the numbers of finished trials and of all trials, and the names of the
-            trial's law, case and dtype; also called before each first call, with 0, 0 and the name of the claim.
+            trial's law, case and dtype.
 
     Returns:
         A `Judgement`.
@@ -72,9 +72,8 @@ def judge(
     began = time.monotonic()
     deadline = torch.inf if minutes is None else began + 60 * minutes
     seed = secrets.randbelow(1 << 32) if seed is None else seed
-    tell = None if progress is None else lambda claim: progress(0, 0, f"first call for the claim {claim}")
     judged = kernel if isinstance(kernel, Kernel) else Kernel.of(kernel, claims or Declaration(), source)
-    judged = judged if isinstance(kernel, Kernel) else first_calls(judged, device, dtypes, tell)
+    judged = judged if isinstance(kernel, Kernel) else first_calls(judged, device, dtypes)
     subject = judged.subject(judged, device)
     by_law = judged.trials_by_law(laws, cases, dtypes, seed)
     planned = [trial for each in by_law for trial in each]
