@@ -15,7 +15,7 @@ def fitted(case: Case, declaration: Declaration) -> Case:
     Lengths stay unchanged if the case has explicit positions, or if its mask requires them.
     """
     width, value_width = case.head_dim, case.value_dim
-    if declaration.widths is not None and case.key_dim is None and case.score is None and case.relative is None:
+    if isinstance(declaration.widths, tuple) and case.key_dim is None and case.score is None and case.relative is None:
         width = _nearest(width, declaration.widths)
         value_width = width if case.value_dim == case.head_dim else value_width
     if isinstance(declaration.value_widths, tuple):
