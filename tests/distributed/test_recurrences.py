@@ -33,6 +33,7 @@ def cases():
             masks.Causal() & masks.Padding([48, 20]),
         ),
         "ssd": (mechanisms.SSD(HEADS), {"step": number}, masks.Causal()),
+        "gated delta 2": (mechanisms.GatedDelta2(), {"erase": channels, "decay": -channels.flip(2)}, DOCUMENTS),
         "mesa, documents": (mechanisms.Mesa(0.5), delta, DOCUMENTS),
         "state space": (mechanisms.S4D(HEADS, 8), {}, masks.Causal()),
         "state space, documents": (mechanisms.S4D(HEADS, 8), {}, DOCUMENTS),

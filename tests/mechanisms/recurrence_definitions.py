@@ -23,19 +23,21 @@ def dense(
 
     Args:
         query, key: ``[batch, heads, len, head_dim]``.
-        gates: ``decay [batch, heads, len, 1 | head_dim]`` and ``beta [batch, heads, len]``, or neither.
+        gates: ``decay [batch, heads, len, 1 | head_dim]``, ``beta [batch, heads, len]`` and ``erase [batch, heads,
+            len, head_dim]``, or some of them.
         allowed: bool ``[batch, len, len]``: a pair of which a token in between stands elsewhere is passed on unchanged.
     """
     batch, heads, length, width = key.shape
     decay = gates.get("decay", key.new_zeros(batch, heads, length, 1)).expand(-1, -1, -1, width)
     beta = gates.get("beta", key.new_ones(batch, heads, length))
+    erased = key * gates.get("erase", 1.0)
     found = key.new_zeros(batch, heads, length, length)
     left = key[:, :, :0]  # [batch, heads, tokens before i, width], what is left of each k_j
     for i in range(length):
         own = key[:, :, i, None]
         passed = left * decay[:, :, i, None].exp()
         if is_delta:
-            overlap = (passed * own).sum(-1, keepdim=True)
+            overlap = (passed * erased[:, :, i, None]).sum(-1, keepdim=True)
             passed = passed - beta[:, :, i, None, None] * own * overlap
         if allowed is not None:
             passed = torch.where(allowed[:, i, i, None, None, None], passed, left)
@@ -134,6 +136,11 @@ RULES: dict[str, Gated] = {
     ),
     "kda": Gated(
         mechanisms.Delta(), lambda key: {"beta": _write(key), "decay": _fade_by_channel(key)}, has_unit_keys=True
+    ),
+    "gated delta 2": Gated(
+        mechanisms.GatedDelta2(),
+        lambda key: {"erase": torch.sigmoid(3.0 * key.flip(-1)), "decay": _fade_by_channel(key)},
+        has_unit_keys=True,
     ),
     "kda, fast": Gated(
         mechanisms.Delta(), lambda key: {"beta": _write(key), "decay": _fade_fast(key)}, has_unit_keys=True

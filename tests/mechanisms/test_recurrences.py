@@ -326,11 +326,14 @@ def test_received_needs_one_sweep_and_other_questions_are_answered_beside_it():
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf], ids=str)
-@pytest.mark.parametrize("which", ["query", "key", "beta"])
+@pytest.mark.parametrize("which", ["query", "key", "gate"])
 @pytest.mark.parametrize("name", RULES)
 def test_infinity_spreads_as_nan_does(name, which, bad):
     query, key, value = (x.detach() for x in inputs(length=20))
     gates = RULES[name].gates(key)
+    if which == "gate":
+        which = "erase" if "erase" in gates else "beta"
+        gates.setdefault(which, torch.ones_like(key[..., 0]))
 
     def run(number):
         tensors = {"query": query, "key": RULES[name].keys(key), **gates}
@@ -338,8 +341,6 @@ def test_infinity_spreads_as_nan_does(name, which, bad):
         tensors[which][0, 1, 7] = number
         return RULES[name].inner(tensors.pop("query"), tensors.pop("key"), mask=CAUSAL, **tensors) @ value
 
-    if which == "beta" and "beta" not in gates:
-        gates["beta"] = torch.ones_like(key[..., 0])
     expected = run(torch.nan)
     assert expected[0, 1, 7].isnan().all()
     torch.testing.assert_close(run(bad), expected, equal_nan=True)

@@ -64,6 +64,7 @@ MECHANISMS = {
     "Nystrom": "Nystrom(6)",
     "GatedLinear": "GatedLinear()",
     "Delta": "Delta()",
+    "GatedDelta2": "GatedDelta2()",
     "DeltaProduct": "DeltaProduct(1)",
     "RWKV7": "RWKV7()",
     "Mesa": "Mesa()",

@@ -7,6 +7,7 @@ from saccade.mechanisms.compressive import CompressiveMemory
 from saccade.mechanisms.delta_product import DeltaProduct
 from saccade.mechanisms.differential import Differential
 from saccade.mechanisms.forgetting import Forgetting
+from saccade.mechanisms.gated_delta2 import GatedDelta2
 from saccade.mechanisms.gated_linear import SSD, Delta, GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
@@ -39,6 +40,7 @@ __all__ = [
     "Nystrom",
     "GatedLinear",
     "Delta",
+    "GatedDelta2",
     "DeltaProduct",
     "RWKV7",
     "SSD",

@@ -79,7 +79,7 @@ class Recurrence(Approximate):
         tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta, recall) if x is not None])
         nonfinite_queries = _nonfinite(inputs.query)
         tensors = (inputs.query, inputs.key, decay, beta, recall)
-        query, key, decay, beta, recall = (_clean(x, inputs.wide) for x in tensors)
+        query, key, decay, beta, recall = (None if x is None else clean(x, inputs.wide) for x in tensors)
         assert query is not None and key is not None  # noqa: PT018  for the type checker
         return self.matrix_class(
             query,
@@ -152,6 +152,13 @@ def checked_gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
     return whole.expand(batch, -1, -1, -1)
 
 
+def check_gate_of_channels(name: str, x: Tensor | None, key: Tensor) -> None:
+    """Raise unless a gate, if there is one, has one number for each channel of each key."""
+    if x is not None and (x.shape != key.shape or not x.is_floating_point()):
+        rule = f"be floats {list(key.shape)}, like key"
+        raise value_error(name, rule, list(x.shape), facts=[describe("key", key)])
+
+
 def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> None:
     """Raise unless the head counts of a recurrence's queries, keys and gates are multiples of one another."""
     counts = {"query": inputs.shape[1], "key": inputs.key.shape[1]}
@@ -182,8 +189,14 @@ def _union(marks: list[Tensor | None]) -> Tensor | None:
     return whole
 
 
-def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def finite_product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply two tensors of one shape. Where one is not finite, the product is NaN and neither gets a gradient."""
+    if is_surely_finite(a) and is_surely_finite(b):
+        return a * b
+    bad = ~(a.isfinite() & b.isfinite())
+    return (a.masked_fill(bad, 0.0) * b.masked_fill(bad, 0.0)).masked_fill(bad, torch.nan)
+
+
+def clean(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert queries, keys or a gate to the dtype of the recurrence, and set non-finite elements to 0."""
-    if x is None:
-        return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)
