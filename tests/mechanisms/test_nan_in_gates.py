@@ -16,6 +16,7 @@ RULES = {
     "gated delta 2": (mechanisms.GatedDelta2(), ("erase", "decay of channels")),
     "mesa": (mechanisms.Mesa(), ("beta", "decay")),
     "ssd": (mechanisms.SSD(2), ("step",)),
+    "mamba-3": (mechanisms.Mamba3(), ("step", "blend", "decay", "angle")),
     "rwkv-7": (mechanisms.RWKV7(), ("removal", "rate", "decay of channels")),
 }
 CASES = [(name, bad) for name, (_, gates) in RULES.items() for bad in ("key", "value", *gates)]
@@ -36,6 +37,8 @@ def draw(name: str) -> dict[str, Tensor]:
         "decay of channels": -0.6 * normal(WIDTH).sigmoid(),
         "erase": normal(WIDTH).sigmoid(),
         "step": normal().sigmoid(),
+        "blend": normal().sigmoid(),
+        "angle": normal(WIDTH // 2),
         "removal": F.normalize(normal(WIDTH), dim=-1),
         "rate": normal(WIDTH).sigmoid(),
     }

@@ -45,17 +45,8 @@ def defined(name, query, key, mask, positions):
         name: (x if x.dim() == 4 or name == "beta" else x[..., None]).repeat_interleave(many, 1)
         for name, x in rule.gates(key).items()
     }
-    inner, keys = rule.inner, rule.keys(key).repeat_interleave(many, 1)
-    allowed = allowed.expand(BATCH, length, length)
-    scale = WIDTH**-0.5 if inner.scale is None else inner.scale
-    return dense(
-        rule.reads(query, keys, gates, allowed),
-        keys,
-        gates,
-        scale=scale,
-        is_delta=inner.is_delta,
-        allowed=allowed,
-    )
+    keys = rule.keys(key).repeat_interleave(many, 1)
+    return rule.defined(query, keys, gates, allowed.expand(BATCH, length, length))
 
 
 @pytest.mark.ci
@@ -332,7 +323,7 @@ def test_infinity_spreads_as_nan_does(name, which, bad):
     query, key, value = (x.detach() for x in inputs(length=20))
     gates = RULES[name].gates(key)
     if which == "gate":
-        which = "erase" if "erase" in gates else "beta"
+        which = next((one for one in ("erase", "angle") if one in gates), "beta")
         gates.setdefault(which, torch.ones_like(key[..., 0]))
 
     def run(number):

@@ -69,6 +69,7 @@ MECHANISMS = {
     "RWKV7": "RWKV7()",
     "Mesa": "Mesa()",
     "SSD": "SSD(heads)",
+    "Mamba3": "Mamba3()",
     "S4D": "S4D(heads, 8)",
     "ShortConvolution": "ShortConvolution(heads, 4)",
     "CompressiveMemory": "CompressiveMemory(heads, segment)",

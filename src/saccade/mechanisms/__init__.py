@@ -11,6 +11,7 @@ from saccade.mechanisms.gated_delta2 import GatedDelta2
 from saccade.mechanisms.gated_linear import SSD, Delta, GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
+from saccade.mechanisms.mamba3 import Mamba3
 from saccade.mechanisms.mesa import Mesa
 from saccade.mechanisms.native_sparse import NativeSparse
 from saccade.mechanisms.nystrom import Nystrom
@@ -44,6 +45,7 @@ __all__ = [
     "DeltaProduct",
     "RWKV7",
     "SSD",
+    "Mamba3",
     "Mesa",
     "S4D",
     "ShortConvolution",

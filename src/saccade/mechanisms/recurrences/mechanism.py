@@ -71,13 +71,13 @@ class Recurrence(Approximate):
         gates = [checked_gate(name, x, inputs) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
         decay = None if decay is None else gates.pop(0)
         beta = gates.pop() if gates else None
-        _check_heads(inputs, decay, beta)
+        check_heads(inputs, decay=decay, beta=beta)
         visible = Visible.of(inputs) if visible is None else visible
         check_in_order(visible, *inputs.shape[2:])
         if decay is not None:
             decay = decay.clamp(min=_LEAST)  # -inf is valid: it empties the state
-        tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta, recall) if x is not None])
-        nonfinite_queries = _nonfinite(inputs.query)
+        tainted = _union([nonfinite(x) for x in (inputs.key, decay, beta, recall) if x is not None])
+        nonfinite_queries = nonfinite(inputs.query)
         tensors = (inputs.query, inputs.key, decay, beta, recall)
         query, key, decay, beta, recall = (None if x is None else clean(x, inputs.wide) for x in tensors)
         assert query is not None and key is not None  # noqa: PT018  for the type checker
@@ -159,10 +159,16 @@ def check_gate_of_channels(name: str, x: Tensor | None, key: Tensor) -> None:
         raise value_error(name, rule, list(x.shape), facts=[describe("key", key)])
 
 
-def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> None:
+def check_decay_of_tokens(decay: Tensor | None, hint: str) -> None:
+    """Raise if a decay has a value for each channel, which a recurrence cannot have for the reason in the hint."""
+    if decay is not None and decay.dim() == 4 and decay.shape[3] != 1:
+        raise value_error("decay", "have one value for each token", list(decay.shape), hint=hint)
+
+
+def check_heads(inputs: Inputs, **gates: Tensor | None) -> None:
     """Raise unless the head counts of a recurrence's queries, keys and gates are multiples of one another."""
     counts = {"query": inputs.shape[1], "key": inputs.key.shape[1]}
-    counts |= {name: x.shape[1] for name, x in (("decay", decay), ("beta", beta)) if x is not None}
+    counts |= {name: x.shape[1] for name, x in gates.items() if x is not None}
     most_inputs = max([count for name, count in counts.items() if name != "query"])
     most = max(most_inputs, counts["query"])
     wholes = {name: most if name == "query" else most_inputs for name in counts}
@@ -171,7 +177,7 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
         raise value_error("heads", "be multiples of one another for queries, keys and gates", text)
 
 
-def _nonfinite(x: Tensor) -> Tensor | None:
+def nonfinite(x: Tensor) -> Tensor | None:
     """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None for none."""
     if is_surely_finite(x):
         return None
