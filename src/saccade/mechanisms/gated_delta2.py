@@ -43,7 +43,7 @@ class GatedDelta2(Recurrence):
                 [0.5000, 0.0000, 1.0000, 0.0000],
                 [0.0000, 0.0000, 0.0000, 1.0000]])
 
-    Reference: Hatamizadeh, Choi and Kautz 2026, arXiv:2605.22791.
+    Reference: Hatamizadeh et al. 2026, arXiv:2605.22791.
     """
 
     is_delta = True

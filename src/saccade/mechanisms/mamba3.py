@@ -151,7 +151,7 @@ class Mamba3(Recurrence):
         >>> Mamba3()(read, written, angle=half, mask=Causal())[0, 0, 2]
         tensor([ 2., -2.,  2.])
 
-    Reference: Lahoti, Li, Chen, Wang and others 2026, arXiv:2603.15569.
+    Reference: Lahoti et al. 2026, arXiv:2603.15569.
     """
 
     matrix_class = Mamba3Matrix

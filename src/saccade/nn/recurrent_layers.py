@@ -216,8 +216,8 @@ class Recurrence(RecurrentLayer):
         (torch.Size([1, 5, 16]), (1, 2, 5, 5))
 
     Reference: Yang et al. 2025, arXiv:2412.06464, section 3.4; Dao and Gu 2024, arXiv:2405.21060, section 7; Siems et
-    al. 2025, arXiv:2502.10297; Peng et al. 2025, arXiv:2503.14456; von Oswald et al. 2025, arXiv:2506.05233; Lahoti,
-    Li, Chen, Wang and others 2026, arXiv:2603.15569; Hatamizadeh, Choi and Kautz 2026, arXiv:2605.22791.
+    al. 2025, arXiv:2502.10297; Peng et al. 2025, arXiv:2503.14456; von Oswald et al. 2025, arXiv:2506.05233; Lahoti
+    et al. 2026, arXiv:2603.15569; Hatamizadeh et al. 2026, arXiv:2605.22791.
     """
 
     def __init__(
