@@ -86,6 +86,10 @@ SOURCES: Makes = {
             for one in (MultiHeadAttention(16, 4, mask=CAUSAL), SharedKeyAttention(16, 4, 0, mask=CAUSAL))
         ]
     ),
+    "DecoderStack with a value residual": lambda: DecoderStack(
+        [DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8)) for _ in range(2)],
+        value_residual=True,
+    ),
     "DecoderStack": lambda: DecoderStack([DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8))]),
 }
 TABLES: Makes = {
