@@ -121,6 +121,40 @@ def test_calls_without_a_visible_token_pass_on_the_last_one(sizes: tuple[int, ..
     torch.testing.assert_close(torch.cat(out, 2)[:, :, rest], expected, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize("sizes", [(12,), (1,) * 12, (5, 2, 5), (6, 6), (7, 5)], ids=str)
+def test_no_token_of_another_document_is_carried_on(sizes: tuple[int, ...]) -> None:
+    """Documents of 5, 3 and 4 tokens; of the second, nothing is visible, and of the third, not the first."""
+    tensors, gates = draw(12)
+    places = torch.tensor([0, 1, 2, 3, 4, -1, -1, -1, 8, 9, 10, 11])
+    mask = masks.Documents([5, 3, 4], CAUSAL) & masks.Padding([12, 9])
+    memory, out, start = None, [], 0
+    for size in sizes:
+        span = slice(start, start + size)
+        query, key, value = (x[:, :, span] for x in tensors)
+        given = {name: x[:, :, span] for name, x in gates.items()}
+        where = {"q_positions": places[span], "kv_positions": places[span]}
+        part, memory = Mamba3()(query, key, mask=mask, **where, **given).advance(value, memory)
+        out.append(part)
+        start += size
+    whole = torch.cat(out, 2)
+    for item, document in ((0, slice(0, 5)), (0, slice(8, 12)), (1, slice(0, 5)), (1, slice(8, 9))):
+        query, key, value = (x[:, :, document] for x in tensors)
+        alone = defined(query, key, value, {name: x[:, :, document] for name, x in gates.items()})
+        torch.testing.assert_close(whole[item, :, document], alone[item])
+
+
+def test_later_tokens_change_no_bit_of_earlier_rows() -> None:
+    tensors, gates = (x for x in draw(70))
+    tensors, gates = [x.float() for x in tensors], {name: x.float() for name, x in gates.items()}
+    query, key, value = tensors
+    before = Mamba3()(query, key, mask=CAUSAL, **gates) @ value
+    for x in (*tensors, *gates.values()):
+        x[:, :, 40:] = -0.3 * x[:, :, 40:] if bool((x < 0).any()) and x.dim() == 4 else 0.7 * x[:, :, 40:]
+    after = Mamba3()(query, key, mask=CAUSAL, **gates) @ value
+    assert torch.equal(after[:, :, :40], before[:, :, :40])
+    assert not torch.equal(after[:, :, 40], before[:, :, 40])
+
+
 def test_second_derivatives() -> None:
     tensors, gates = draw(4, pairs=1)
     leaves = [x[:1, :, :4].clone().requires_grad_() for x in (*tensors, *gates.values())]

@@ -30,90 +30,96 @@ from saccade.support.errors import describe, value_error
 from saccade.support.validation import check_type
 
 
-class Following(NamedTuple):
-    """The strengths with which tokens are written in the step of the next visible token of their document.
+class Preceding(NamedTuple):
+    """The last visible tokens of the same document before each token of a call, and before the next call.
 
     Attributes:
-        later: this strength for each token, 0 if no token follows, ``[batch, heads, len, 1]``.
-        lead: the same for the last token before this call, ``[batch, heads, 1, 1]``.
-        last: index of the last visible token, -1 if there is none, int64 ``[batch | 1, 1]``.
+        previous: index of the visible token before each visible token, -1 if there is none, int64 ``[batch | 1, len]``.
+        first: index of the first visible token, ``len`` if there is none, int64 ``[batch | 1, 1]``.
+        last: index of the last visible token in the document of the last token, -1 if there is none, int64 ``[batch |
+            1, 1]``.
     """
 
-    later: Tensor
-    lead: Tensor
+    previous: Tensor
+    first: Tensor
     last: Tensor
 
     @classmethod
-    def of(cls, before: Tensor, visible: Visible) -> Following:
-        """Find the next visible token of each token.
-
-        Args:
-            before: the strength with which each token's step writes the token before it, ``[batch, heads, len, 1]``.
-            visible: the mask.
-        """
-        length, hidden, documents = before.shape[2], visible.hidden_keys, visible.kv_documents
-        index = torch.arange(length, device=before.device)[None]
-        seen = index if hidden is None else index.masked_fill(hidden, length)
-        seen = F.pad(seen, (0, 1), value=length).flip(1).cummin(1).values.flip(1)  # the first from each token on
-        strengths = take_rows(F.pad(before, (0, 0, 0, 1)), seen)
-        later = strengths[:, :, 1:]
+    def of(cls, visible: Visible, length: int) -> Preceding:
+        """Find the preceding visible tokens of ``length`` tokens."""
+        hidden, documents = visible.hidden_keys, visible.kv_documents
+        index = torch.arange(length, device=visible.kv_positions.device)[None]
+        seen = index if hidden is None else index.masked_fill(hidden, -1)
+        seen = F.pad(seen, (1, 0), value=-1).cummax(1).values  # the last visible token before each token, and the end
         if documents is not None and length:
-            size = max(len(seen), len(documents))
-            next_one = seen[:, 1:].clamp(max=length - 1).expand(size, -1)
-            documents = documents.expand(size, -1)
-            later = later.masked_fill((documents.gather(1, next_one) != documents)[:, None, :, None], 0.0)
-        last = index if hidden is None else index.masked_fill(hidden, -1)
-        return cls(later, strengths[:, :, :1], F.pad(last, (1, 0), value=-1).amax(1, keepdim=True))
+            own = torch.cat([documents, documents[:, -1:]], 1).expand(max(len(seen), len(documents)), -1)
+            seen = seen.expand(len(own), -1)
+            seen = seen.masked_fill(own.gather(1, seen.clamp(min=0)) != own, -1)
+        previous = seen[:, :-1] if hidden is None else seen[:, :-1].masked_fill(hidden, -1)
+        first = index if hidden is None else index.masked_fill(hidden, length)
+        return cls(previous, F.pad(first, (0, 1), value=length).amin(1, keepdim=True), seen[:, -1:])
 
 
 class Mamba3Matrix(RecurrenceMatrix):
     """The lazy matrix of `Mamba3`.
 
-    It is the matrix of a recurrence that writes each token with the strengths of both steps at once, minus the strength
-    of the later step on the diagonal. A state holds S and, behind it, the last token's k v^T, for the step of the next
-    token, ``[head_dim, 2 * value_dim]``. Both are rotated so that the last token has the angle 0.
+    In its recurrence, each token writes the token before it, with the strengths of both steps; what it writes of itself
+    is added on the diagonal. A state holds S and, behind it, the last token's k v^T, for the step of the next token,
+    ``[head_dim, 2 * value_dim]``. Both are rotated so that the last token has the angle 0.
     """
 
-    def with_steps(self, following: Following, angles: Tensor) -> Mamba3Matrix:
-        """Add what later steps write, and the summed angles ``[batch, heads, len, pairs]``. Return this matrix."""
-        batch, heads = self.shape[:2]
-        last = following.last.expand(batch, -1).repeat_interleave(heads, 0)[..., None]
-        later, angles = (self._lines(self._order.with_keys(x)) for x in (following.later, angles))
-        self._rule = self._rule._replace(extras=(later, self._lines(following.lead), last, angles))
+    def with_steps(self, own: Tensor, before: Tensor, angles: Tensor, preceding: Preceding) -> Mamba3Matrix:
+        """Let tokens write those before them. Return this matrix.
+
+        Args:
+            own, before: the strengths with which a step writes its own token and the one before it, ``[batch, heads,
+                len, 1]``.
+            angles: the angles, summed over the tokens, ``[batch, heads, len, pairs]``.
+            preceding: the tokens that precede others.
+        """
+        rule, (batch, heads) = self._rule, self.shape[:2]
+        length = rule.key.shape[1]
+        lead = take_rows(F.pad(before, (0, 0, 0, 1)), preceding.first)  # for the last token before this call
+        own, before, lead, angles = (self._lines(x) for x in (own, before, lead, angles))
+        previous, last = (x.expand(batch, -1).repeat_interleave(heads, 0)[..., None] for x in preceding[::2])
+        own, before, angles, previous = (x[:, :length] for x in (own, before, angles, previous))
+        strength = _taken(own, previous) + before
+        strength = strength if rule.decay is None else strength * rule.decay.exp()
+        strength = strength.masked_fill(previous < 0, 0.0)
+        extras = (rule.key, own, lead, previous, last, angles)
+        self._rule = rule._replace(key=_taken(rule.key, previous), beta=strength, extras=extras)
         return self
+
+    @property
+    def key(self) -> Tensor | None:
+        """Rotated keys up to the last query, ``[batch, heads, len, head_dim]``."""
+        return self._rule.extras[0].unflatten(0, self.shape[:2])
 
     def _state_size(self, value_dim: int) -> tuple[int, int]:
         return self._rule.key.shape[2], 2 * value_dim
 
-    def _product(
-        self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        (batch, heads, q_len, _), dtype, width = self.shape, rule.key.dtype, value.shape[3]
-        _, lead, last, angles = rule.extras
-        of_groups = slice(None, None, max(1, heads // max(1, self.kv_heads)))
-        earlier = pending = None
-        if state is not None:
-            earlier, pending = state.to(dtype).split(width, 3)
-            earlier = earlier + lead.unflatten(0, (batch, heads))[:, of_groups] * pending
-        out, after = super()._product(rule, value, earlier, segment, blind)
-        lines = self._lines(self._order.with_keys(value.to(dtype)))
-        own = _own_strengths(rule) * lines
-        out = out - own[:, own.shape[1] - q_len :].unflatten(0, (batch, heads))
-        out = out if blind is None else out.masked_fill(blind[..., None], 0.0)  # once more: it stops NaN in gradients
-        pending = torch.zeros_like(after) if pending is None else pending
-        if lines.shape[1]:
-            key, written = (x.gather(1, last.clamp(min=0).expand(-1, -1, x.shape[2])) for x in (rule.key, lines))
-            fresh = (key.mT @ written).unflatten(0, (batch, heads))[:, of_groups]
-            has_token = (last >= 0).unflatten(0, (batch, heads))[:, of_groups]
-            pending = torch.where(has_token, fresh, pending)
-            turned = angles[:, -1:].unflatten(0, (batch, heads))[:, of_groups]
-            after, pending = (_turned(x.mT, -turned).mT for x in (after, pending))
-        return out, torch.cat([after, pending], 3)
+    def _run(self, rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
+        key, own, lead, previous, last, angles = rule.extras
+        held, pending = state.split(value.shape[2], 2)
+        out, after = super()._run(rule, _taken(value, previous), held + lead * pending, segment)
+        if not value.shape[1]:
+            return out, state
+        out = out + own * (rule.query * key).sum(-1, keepdim=True) * rule.scale * value
+        if rule.segments is not None and segment is not None:
+            pending = pending.masked_fill((rule.segments[:, -1] != segment)[:, None, None], 0.0)
+        fresh = _taken(key, last).mT @ _taken(value, last)
+        after = torch.where(last < 0, after, after + _taken(own, last) * fresh)
+        pending = torch.where(last < 0, pending, fresh)
+        after, pending = (_turned(x.mT[:, None], -angles[:, None, -1:])[:, 0].mT for x in (after, pending))
+        return out, torch.cat([after, pending], 2)
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
-        first = rule.key.shape[1] - x.shape[1]
-        own = _own_strengths(rule)[:, first:] * x
-        return super()._transposed(rule, x) - F.pad(own, (0, 0, first, 0))
+        key, own, _, previous, *_ = rule.extras
+        shifted = super()._transposed(rule, x)
+        out = torch.zeros_like(shifted).scatter_add(1, previous.clamp(min=0).expand_as(shifted), shifted)
+        first = key.shape[1] - x.shape[1]
+        of_itself = (own * (rule.query * key).sum(-1, keepdim=True) * rule.scale)[:, first:] * x
+        return out + F.pad(of_itself, (0, 0, first, 0))
 
 
 class Mamba3(Recurrence):
@@ -214,27 +220,23 @@ class Mamba3(Recurrence):
         before = clean(step, wide) - clean(own, wide)
         if hidden is not None:
             before, angle = (x.masked_fill(hidden[:, None, :, None], 0.0) for x in (before, angle))
-        following, angles = Following.of(before, visible), angle.cumsum(2)
-        beta = own + following.later
-        beta = beta if bad is None else beta.masked_fill(bad[..., None], torch.nan)
-        past, (_, _, q_len, _) = visible.offset or 0, inputs.shape
-        query, key = (
-            _turned(inputs.query.to(wide), angles[:, :, past : past + q_len]),
-            _turned(inputs.key.to(wide), angles),
-        )
-        each = inputs._replace(query=query, key=key, shape=(inputs.shape[0], query.shape[1], *inputs.shape[2:]))
-        matrix = self._recurrence(each, decay, beta, visible=visible)
+        own = own if bad is None else own.masked_fill(bad[..., None], torch.nan)  # marks the token
+        angles, (batch, _, q_len, kv_len), past = angle.cumsum(2), inputs.shape, visible.offset or 0
+        query = _turned(inputs.query.to(wide), angles[:, :, past : past + q_len])
+        key = _turned(inputs.key.to(wide), angles)
+        each = inputs._replace(query=query, key=key, shape=(batch, query.shape[1], q_len, kv_len))
+        matrix = self._recurrence(each, decay, own, visible=visible)
         assert isinstance(matrix, Mamba3Matrix)
         matrix.dtype = inputs.query.dtype
-        return matrix.with_steps(following, angles)
+        return matrix.with_steps(clean(own, wide), before, angles, Preceding.of(visible, kv_len))
 
     def extra_repr(self) -> str:
         return ""
 
 
-def _own_strengths(rule: Rule) -> Tensor:
-    """Return what the diagonal must lose: each token's weight for itself in the next token's step."""
-    return rule.extras[0] * (rule.query * rule.key).sum(-1, keepdim=True) * rule.scale
+def _taken(x: Tensor, index: Tensor) -> Tensor:
+    """Gather the tokens of ``[sequences, len, width]`` at ``[sequences, any, 1]``. An index of -1 gives any token."""
+    return x.gather(1, index.clamp(min=0).expand(-1, -1, x.shape[2]))
 
 
 def _turned(x: Tensor, angles: Tensor) -> Tensor:

@@ -37,18 +37,11 @@ class MesaMatrix(RecurrenceMatrix):
         head_dim = self._rule.key.shape[2]
         return head_dim, head_dim + value_dim
 
-    def _product(
-        self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        (batch, heads), head_dim = self.shape[:2], rule.key.shape[2]
-        of_keys = of_values = None
-        if state is not None:
-            of_keys, of_values = state.to(rule.key.dtype).split([head_dim, state.shape[3] - head_dim], 3)
-            of_keys = self._lines(of_keys)
+    def _run(self, rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
+        of_keys, of_values = state.split([rule.key.shape[2], value.shape[2]], 2)
         rule, last = _solved(rule, of_keys, segment, self.shape[2])
-        out, after = super()._product(rule, value, of_values, segment, blind)
-        last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
-        return out, torch.cat([last, after], 3)
+        out, after = super()._run(rule, value, of_values, segment)
+        return out, torch.cat([last, after], 2)
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
         return super()._transposed(_solved(rule, None, self._segment_of(rule), x.shape[1])[0], x)
