@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from saccade.mechanisms.checked_mechanism import Inputs
 from saccade.mechanisms.fake_tensors import is_readable
-from saccade.mechanisms.recurrences.mechanism import GatedRecurrence
+from saccade.mechanisms.recurrences.mechanism import GatedRecurrence, check_decay_of_tokens
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule
 from saccade.support.errors import value_error
@@ -30,25 +30,18 @@ class MesaMatrix(RecurrenceMatrix):
         """Return a copy of the matrix with a new ridge, ``[heads, head_dim]``."""
         matrix, (lines, length, head_dim) = copy.copy(self), self._rule.key.shape
         rows = ridge.repeat(lines // max(1, len(ridge)), 1)[:, None]
-        matrix._rule = self._rule._replace(ridge=rows.expand(-1, length, head_dim))
+        matrix._rule = self._rule._replace(extras=(rows.expand(-1, length, head_dim),))
         return matrix
 
     def _state_size(self, value_dim: int) -> tuple[int, int]:
         head_dim = self._rule.key.shape[2]
         return head_dim, head_dim + value_dim
 
-    def _product(
-        self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        (batch, heads), head_dim = self.shape[:2], rule.key.shape[2]
-        of_keys = of_values = None
-        if state is not None:
-            of_keys, of_values = state.to(rule.key.dtype).split([head_dim, state.shape[3] - head_dim], 3)
-            of_keys = self._lines(of_keys)
+    def _run(self, rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
+        of_keys, of_values = state.split([rule.key.shape[2], value.shape[2]], 2)
         rule, last = _solved(rule, of_keys, segment, self.shape[2])
-        out, after = super()._product(rule, value, of_values, segment, blind)
-        last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
-        return out, torch.cat([last, after], 3)
+        out, after = super()._run(rule, value, of_values, segment)
+        return out, torch.cat([last, after], 2)
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
         return super()._transposed(_solved(rule, None, self._segment_of(rule), x.shape[1])[0], x)
@@ -108,9 +101,7 @@ class Mesa(GatedRecurrence):
 
     def _matrix(self, inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
         head_dim = inputs.key.shape[3]
-        if decay is not None and decay.dim() == 4 and decay.shape[3] != 1:
-            hint = "with a decay for each channel, the keys' own state would not be symmetric"
-            raise value_error("decay", "have one value for each token", list(decay.shape), hint=hint)
+        check_decay_of_tokens(decay, "with a decay for each channel, the keys' own state would not be symmetric")
         if beta is not None and is_readable(beta) and bool((low := (beta < 0) & beta.isfinite()).any()):
             raise value_error("beta", "be at least 0", f"{float(beta[low].min()):.3g}")
         ridge = self.ridge
@@ -152,13 +143,13 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
             queries.append(query)
         else:
             out[:, start : start + CHUNK] = query
-    return rule._replace(query=torch.cat(queries, 1) if queries else out, ridge=None), state
+    return rule._replace(query=torch.cat(queries, 1) if queries else out, extras=()), state
 
 
 def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: bool) -> tuple[Tensor, Tensor]:
     """Solve each token's linear system in a chunk. Return the solutions, or 0 unless ``is_read``, and the new state."""
     query, key, decay, beta, segments = rule[:5]
-    assert rule.ridge is not None
+    (ridge,) = rule.extras
     length = key.shape[1]
     sums = key.new_zeros(len(key), length, dtype=torch.float64) if decay is None else decay[..., 0].double().cumsum(1)
     rows = slice(None) if is_read else slice(length - 1, None)
@@ -175,9 +166,9 @@ def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: boo
     if not is_read:
         return torch.zeros_like(query), own[:, -1].clone()
     try:
-        factor = torch.linalg.cholesky(own + torch.diag_embed(rule.ridge))
+        factor = torch.linalg.cholesky(own + torch.diag_embed(ridge))
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         must = f"be large enough for the keys' own state to have an inverse in {key.dtype}"
         hint = "scale keys to length 1, increase ridge, or pass float64 tensors"
-        raise value_error("ridge", must, f"{float(rule.ridge.min()):.3g}", hint=hint) from error
+        raise value_error("ridge", must, f"{float(ridge.min()):.3g}", hint=hint) from error
     return torch.cholesky_solve(query[..., None], factor)[..., 0], own[:, -1].clone()

@@ -188,7 +188,7 @@ PLAIN: Mapping[str, object] = {
     if field.name
     in (
         *("qk_norm", "attention_scale", "softcap", "rotary_layout", "layers", "norm_first", "part_norm", "parallel"),
-        *("short_convolution", "kv_layers", "num_experts"),
+        *("short_convolution", "kv_layers", "value_residual", "num_experts"),
         *("embedding_scale", "logit_scale", "logit_softcap"),
     )
 }

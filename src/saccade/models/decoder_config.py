@@ -83,6 +83,8 @@ class DecoderConfig(TextConfig):
         kv_layers: for each layer, the index of the layer whose keys and values it reads: its own index, or that of an
             earlier layer with its own keys and values (as in Gemma 3n); see `saccade.nn.SharedKeyAttention`. If None,
             each layer has its own keys and values.
+        value_residual: whether every layer after the first mixes the first layer's values into its own; see
+            `saccade.nn.DecoderStack`. ``kv_layers`` must then be None.
         activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
         num_experts: number of experts in each layer with a mixture of experts; None for no such layers. See
             `saccade.nn.MixtureOfExperts`; ``gated`` must then be True and ``feed_forward_bias`` False.
@@ -119,6 +121,7 @@ class DecoderConfig(TextConfig):
     rotary_layout: Literal["half", "interleaved"] = "half"
     layers: tuple[LayerPattern, ...] | None = None
     kv_layers: tuple[int, ...] | None = None
+    value_residual: bool = False
     activation: Activation = "silu"
     gated: bool = True
     num_experts: int | None = None
@@ -186,6 +189,8 @@ class DecoderConfig(TextConfig):
             raise value_error("kv_layers", rule, shown(kv_layers), hint="(0, 1, 0, 1) in four layers: two store keys")
         if self.short_convolution is not None:
             raise value_error("kv_layers", "be None with a short_convolution", kv_layers)
+        if self.value_residual:
+            raise value_error("kv_layers", "be None with a value_residual", kv_layers)
 
     @property
     def kv_heads(self) -> int:

@@ -289,6 +289,8 @@ def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) 
     with torch.device("meta"):
         if sources is not None:
             small["kv_layers"] = None
+        if getattr(config, "value_residual", False):
+            small["value_residual"] = False
         state = model_class(dataclasses.replace(config, **small)).state_dict()
     shapes = dict[str, Tensor]()
     for name, x in state.items():
@@ -299,6 +301,8 @@ def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) 
                 alike = [i for i in range(getattr(config, count)) if not kinds or kinds[i] == built[int(number)]]
                 copies = {f"{layers}.{i}.{inner}": x for i in alike}
         shapes |= copies
+    if getattr(config, "value_residual", False):
+        shapes["stack.value_weights"] = torch.empty(config.num_layers - 1, 2, device="meta")
     readers = [index for index, source in enumerate(sources or ()) if source != index]
     unused = tuple(f"stack.layers.{index}.attention.{part}." for index in readers for part in KEY_PARTS)
     return {name: x for name, x in shapes.items() if not name.startswith(unused)}

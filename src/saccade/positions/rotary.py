@@ -122,7 +122,7 @@ class Rotary(ArgumentHints, nn.Module):
         Returns:
             The rotated tensor, with the shape and dtype of x.
         """
-        return self._rotated(x, *self._cos_and_sin(x, positions))
+        return rotated(x, *self._cos_and_sin(x, positions), self.layout)
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         """Undo the rotation of `forward`, up to a rounding error in the dtype of x.
@@ -139,7 +139,7 @@ class Rotary(ArgumentHints, nn.Module):
         """
         square = 1.0 if self.scaling is None else self.scaling.magnitude**2
         cos, sin = self._cos_and_sin(x, positions)
-        return self._rotated(x, cos / square, -sin / square)
+        return rotated(x, cos / square, -sin / square, self.layout)
 
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
@@ -209,16 +209,6 @@ class Rotary(ArgumentHints, nn.Module):
                 return _cached_factors(positions, settings, inference)
         return _factors(positions, settings)
 
-    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        part = x if self.rotary_dim == self.head_dim else x[..., : self.rotary_dim]
-        wide = part.to(cos.dtype)
-        if self.layout == "half":
-            other = wide.roll(self.rotary_dim // 2, -1)
-        else:
-            other = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        rotated = torch.addcmul(wide * cos, other, sin).to(x.dtype)
-        return rotated if part is x else torch.cat([rotated, x[..., self.rotary_dim :]], -1)
-
 
 def _factors(positions: range | Tensor, settings: _RotationSettings) -> tuple[Tensor, Tensor]:
     """Compute two rotary factors per channel, each ``[batch | 1, 1, len, rotary_dim]``.
@@ -248,6 +238,16 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
         hint = "the first axis takes the remaining pairs, so its section must be the largest"
         raise value_error("sections", "allow the pairs to cycle through the axes", shown(sections), hint=hint)
     return tuple(turns)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Rotate the first channels of queries or keys by the factors of `paired`; all further channels are unchanged."""
+    rotary_dim = cos.shape[-1]
+    part = x if rotary_dim == x.shape[-1] else x[..., :rotary_dim]
+    wide = part.to(cos.dtype)
+    other = wide.roll(rotary_dim // 2, -1) if layout == "half" else wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    turned = torch.addcmul(wide * cos, other, sin).to(x.dtype)
+    return turned if part is x else torch.cat([turned, x[..., rotary_dim:]], -1)
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:

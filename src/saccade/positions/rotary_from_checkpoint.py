@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from saccade.positions.rotary import Rotary, paired
+from saccade.positions.rotary import Rotary, paired, rotated
 from saccade.positions.rotary_scaling import Device, Scaling
 from saccade.positions.token_positions import as_positions, check_below
 from saccade.support.errors import type_error, value_error
@@ -119,7 +119,7 @@ class RotaryTables(Rotary):
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         cos, sin = self._cos_and_sin(x, positions)
         square = cos.square() + sin.square()
-        return self._rotated(x, cos / square, -sin / square)
+        return rotated(x, cos / square, -sin / square, self.layout)
 
     def extra_repr(self) -> str:
         return f"{len(self.cos)} positions, {self.head_dim}, rotary_dim={self.rotary_dim}, layout={self.layout!r}"

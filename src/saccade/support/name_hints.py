@@ -51,6 +51,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "mechanisms": {
         **dict.fromkeys(("Mamba", "Mamba2"), "SSD, which runs in saccade.nn.Recurrence"),
         **dict.fromkeys(("DeltaNet", "GatedDeltaNet"), "Delta, which runs in saccade.nn.Recurrence"),
+        **dict.fromkeys(("GatedDeltaNet2", "GDN2"), "GatedDelta2, which runs in saccade.nn.Recurrence"),
         **dict.fromkeys(("KDA", "KimiDeltaAttention"), "Delta, with a decay for each channel"),
         "MesaNet": "Mesa",
         **dict.fromkeys(("RWKV", "Rwkv7"), "RWKV7, which runs in saccade.nn.Recurrence"),

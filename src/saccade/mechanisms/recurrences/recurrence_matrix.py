@@ -226,15 +226,19 @@ class RecurrenceMatrix(LinearTimeMatrix):
         dtype, (batch, heads, q_len, _) = rule.key.dtype, self.shape
         value = self._lines(self._order.with_keys(value.to(dtype)))
         if state is None:
-            begin = value.new_zeros(batch * heads, rule.key.shape[2], value.shape[2])
+            begin = value.new_zeros(batch * heads, *self._state_size(value.shape[2]))
         else:
             begin = self._lines(state.to(dtype))
-        run = product_by_token if value.shape[1] <= FEW or is_transformed() else product
-        out, last = run(rule, value, begin, segment)
+        out, last = self._run(rule, value, begin, segment)
         last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
         out = out.unflatten(0, (batch, heads))[:, :, out.shape[1] - q_len :]
         # A row that sees no key passes on no gradient, not even NaN.
         return out if blind is None else out.masked_fill(blind[..., None], 0.0), last
+
+    def _run(self, rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs of a recurrence and its last state; see `recurrences.product.product`."""
+        run = product_by_token if value.shape[1] <= FEW or is_transformed() else product
+        return run(rule, value, state, segment)
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
         """Return ``A.mT @ x`` for a recurrence, where x contains the entries of the last rows."""

@@ -30,8 +30,8 @@ class Rule(NamedTuple):
         recall: r, the keys with which the delta rule reads the state, like ``key``; None for ``key`` itself.
         scale: s.
         is_delta: whether to use the delta rule.
-        ridge: for `Mesa`, the values added to the diagonal of the keys' own state before it is inverted, above 0,
-            ``[sequences, len, head_dim]``; None for other recurrences.
+        extras: further tensors of a kind of recurrence, ``[sequences, len | 1, width]``, which its matrix uses
+            (`Mesa`, `Mamba3`).
     """
 
     query: Tensor
@@ -42,7 +42,7 @@ class Rule(NamedTuple):
     recall: Tensor | None
     scale: float
     is_delta: bool
-    ridge: Tensor | None = None
+    extras: tuple[Tensor, ...] = ()
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -51,11 +51,10 @@ class Rule(NamedTuple):
 
     def of(self, lines: slice | list[int], tokens: slice) -> Rule:
         """Return the recurrence for the selected tokens of the selected sequences."""
-        decay, beta, segments, recall, ridge = (
-            None if x is None else x[lines, tokens] for x in (*self[2:6], self.ridge)
-        )
+        decay, beta, segments, recall = (None if x is None else x[lines, tokens] for x in self[2:6])
         query, key = self.query[lines, tokens], self.key[lines, tokens]
-        return Rule(query, key, decay, beta, segments, recall, self.scale, self.is_delta, ridge)
+        extras = tuple(x[lines] if x.shape[1] == 1 else x[lines, tokens] for x in self.extras)
+        return Rule(query, key, decay, beta, segments, recall, self.scale, self.is_delta, extras)
 
 
 def groups_of(length: int) -> Iterator[slice]:
