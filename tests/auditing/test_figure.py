@@ -64,7 +64,7 @@ def test_the_legend_says_what_the_colours_mean_and_how_many_pairs_are_wrong(repo
 
 
 def test_a_title_is_text_and_fits(report, tmp_path):
-    assert report.figure().get_suptitle() == "Decoder, Causal() in 4 layers"
+    assert report.figure().get_suptitle() == "Decoder, rule Causal() in 4 layers"
     assert report.figure("$x_1$").get_suptitle() == "$x_1$"
     long = dataclasses.replace(report, rule="; ".join(f"layer {layer}: Causal()" for layer in range(99)))
     figure = long.figure()

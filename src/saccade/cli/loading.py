@@ -14,6 +14,7 @@ from saccade.models import Decoder, Encoder, chinese_encoder, minilm, small_deco
 from saccade.models.checkpoint_folder import read_config
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite
+from saccade.text.scripts import is_mostly_chinese
 
 CALLED_AS = "load"  # the name in error messages
 
@@ -42,8 +43,7 @@ OptionalModelName = Annotated[
 
 def default_encoder_name(text: str) -> str:
     """Return the name of the default encoder for the language of a text."""
-    chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
-    return CHINESE_ENCODER if 2 * chinese > sum(not character.isspace() for character in text) else MINILM
+    return CHINESE_ENCODER if is_mostly_chinese(text) else MINILM
 
 
 def shown_name(model: str) -> str:

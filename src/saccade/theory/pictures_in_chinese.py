@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from saccade.theory.pictures import PICTURES
 from saccade.viz.fonts import drawable_title
+from saccade.viz.ticks import keep_upright
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,6 +115,8 @@ def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = Non
         shown, families = drawable_title(words.get(text.get_text(), text.get_text()))
         if shown in translated:
             text.set(text=shown, fontfamily=families, fontstyle="normal")  # Chinese fonts have no italics
+    for axes in figure.axes:
+        keep_upright(axes.yaxis)
     return figure
 
 
