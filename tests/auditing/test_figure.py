@@ -75,6 +75,20 @@ def test_a_title_is_text_and_fits(report, tmp_path):
     assert min(heights) > 400  # the title leaves the panels room
 
 
+@pytest.mark.parametrize("length", [8, 48, 64])
+def test_outputs_and_tokens_are_numbered_alike(report, length):
+    pairs = torch.ones(length, length, dtype=torch.bool).tril()
+    for axes in dataclasses.replace(report, declared=pairs, measured=pairs).figure().axes:
+        assert axes.get_xticks().tolist() == axes.get_yticks().tolist()
+        assert len(axes.get_xticks()) >= 4
+
+
+def test_a_rule_that_was_not_given_is_called_assumed():
+    assert audit(models.small_decoder(), length=8).figure().get_suptitle() == (
+        "Decoder, rule assumed from the configuration: Causal() in 4 layers"
+    )
+
+
 @pytest.mark.parametrize("who", SEEN_BY)
 def test_the_colours_differ_in_contrast(who):
     """By contrast (WCAG 2) of at least 1.4, so that no two are apart in hue alone."""

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 _TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 34, 4
 _FEW = 4  # up to this number, maps are always in one row
 _TINY = 1e-30  # stands for 0 on a logarithmic scale
-_SCALES = {  # by whether all maps share a scale, and whether it is logarithmic
+SCALES = {
     (False, False): "Each map has its own colour scale, from 0 to its largest weight, sinks aside.",
     (True, False): "All maps share one colour scale, from 0 to the largest weight, sinks aside.",
     (False, True): "Each map has its own logarithmic colour scale: four decades up to its largest weight.",
     (True, True): "All maps share one logarithmic colour scale: four decades up to the largest weight.",
 }
+"""What a mosaic says of its colour scales, by whether all maps share one and whether it is logarithmic."""
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 
@@ -94,11 +95,11 @@ def mosaic(
         pixels = (_enlarged(flat[number], height, width) - low) / (high - low)  # values above 1 get the last colour
         sheet[top : top + height, left : left + width] = palettes[low < 0 and not log](pixels)[..., :3]
         name = short_name(**dict(zip(("layer", "head")[-len(index) :], index, strict=True)))
-        weight = "bold" if chosen else "normal"
+        weight = "bold" if chosen and name.isascii() else "normal"  # Chinese fonts often have no bold face
         canvas.write(left, top - 5, name, size=7.5, weight=weight, va="bottom")
     if title is None:
         title = translated("Every head (H) of every layer (L)" if len(grid) == 2 else "Every head (H)")
-    return canvas.show_pixels(sheet, title, translated(_SCALES[shared_scale, log]))
+    return canvas.show_pixels(sheet, title, translated(SCALES[shared_scale, log]))
 
 
 def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[int, int]]:
