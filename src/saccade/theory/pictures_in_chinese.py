@@ -115,7 +115,8 @@ def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = Non
         own = " ".join(text.get_text().split("\n"))  # a wrapped title is one label
         shown, families = drawable_title(words[own] if own in words else text.get_text())
         if shown in translated:
-            text.set(text=shown, fontfamily=families, fontstyle="normal")  # Chinese fonts have no italics
+            # Chinese fonts have no italics, and often no bold face.
+            text.set(text=shown, fontfamily=families, fontstyle="normal", fontweight="normal")
     for axes in figure.axes:
         keep_upright(axes.yaxis)
     return figure
