@@ -149,7 +149,9 @@ def test_ours_and_a_test_of_it():
     report = assert_reach(models.small_decoder(), masks.Causal(), length=20)
     assert report.ok
     assert report.unanswered == ()
-    assert assert_reach(models.small_decoder(), length=20).rule == "assumed from the configuration: Causal() in 4 layers"
+    assert (
+        assert_reach(models.small_decoder(), length=20).rule == "assumed from the configuration: Causal() in 4 layers"
+    )
     assert assert_reach(models.small_decoder(), "causal", length=20).rule == "Causal() in 4 layers"
     with pytest.raises(AssertionError, match="the model does not follow the rule\nDecoder, 2 x 20 tokens"):
         assert_reach(models.small_decoder(), masks.Window(2, 0), length=20)

@@ -63,7 +63,8 @@ def helps(command):
     found = {command.help, command.epilog, command.short_help, *(getattr(x, "help", None) for x in command.params)}
     for below in getattr(command, "commands", {}).values():
         found |= helps(below)
-    return {one_line(text) for text in found if text} 
+    return {one_line(text) for text in found if text}
+
 
 HELPS = helps(typer.main.get_command(app))
 

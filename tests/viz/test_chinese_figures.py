@@ -91,5 +91,5 @@ def test_a_stacked_name_covers_no_tick(tmp_path):
     name, *ticks = [figure.axes[0].yaxis.label, *figure.axes[0].get_yticklabels()]
     box = name.get_window_extent()
     assert box.x1 < min(tick.get_window_extent().x0 for tick in ticks)
-    assert 0 < box.x0
+    assert box.x0 > 0
     assert 0 < box.y0 < box.y1 < figure.bbox.y1

@@ -99,8 +99,6 @@ def test_the_colour_bar_has_a_name():
         viz.heatmap(masks.Causal(), scale_name="weight")
 
 
-
-
 def test_large_values_stay_in_their_cells():
     figure = viz.heatmap([[-12345.678, 0.5]], annotate=True)
     assert [text.get_text() for text in figure.axes[0].texts] == ["-1.23e+04", "0.5"]

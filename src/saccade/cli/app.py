@@ -17,7 +17,7 @@ from saccade.cli.help_text import translate_headings, translate_help
 from saccade.cli.judge import judge
 from saccade.cli.look import look
 from saccade.cli.verify import verify
-from saccade.support.language import LANGUAGES, in_language, language_of, translated
+from saccade.support.language import LANGUAGES, in_language, language_of
 from saccade.text import visible
 
 app = typer.Typer(

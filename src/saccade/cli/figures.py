@@ -70,7 +70,9 @@ def figures(
     mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title, allowed=allowed)
     yield "mosaic.png", mosaic, translated("every head of every layer")
     if subject.is_cross and words <= _LINES_AT_MOST:
-        caption = translated("Attention of each written word (left) to each word that was read (right): {where}", where=where)
+        caption = translated(
+            "Attention of each written word (left) to each word that was read (right): {where}", where=where
+        )
         lines = viz.bipartite(chosen, **labels, **_titles(title, caption))
         yield "lines.png", lines, translated("between the two texts in {where}", where=where)
 
@@ -117,8 +119,8 @@ def draw_full_text(
     return canvas.finished(inches, inches, **_titles(title, caption))
 
 
-def _titles(title: str | None, caption: str) -> dict[str, str | None]:
-    """Return the title and the subtitle of a figure: the user's title above the description, or the description alone."""
+def _titles(title: str | None, caption: str) -> dict[str, Any]:
+    """Return the title and the subtitle of a figure: the user's title and the description, or the description alone."""
     return {"title": title or caption, "subtitle": caption if title else None}
 
 

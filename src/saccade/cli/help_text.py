@@ -11,7 +11,7 @@ from saccade.support.language import translated
 _ADDED = re.compile(r"\b(?:default(?=: .*\]$)|required(?=\]$))")  # as in "[default: 32; x>=1]" after a help text
 
 
-class _Formatter(typer.Context.formatter_class):  # type: ignore[misc, name-defined]
+class _Formatter(typer.Context.formatter_class):  # type: ignore[misc, valid-type]
     """A formatter that writes the headings and the remarks of help in the current language."""
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:

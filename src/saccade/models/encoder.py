@@ -180,8 +180,8 @@ class Encoder(SavedText):
             A figure from `saccade.viz.heatmap`, which `saccade.viz.save` can write to a file.
 
         Warns:
-            UserWarning: once per process, if more than a quarter of the words are not in the vocabulary, such as those of a Chinese text in
-                an English model.
+            UserWarning: once per process, if more than a quarter of the words are not in the vocabulary, such as those
+                of a Chinese text in an English model.
 
         Raises:
             TypeError: ``text`` is not a string.

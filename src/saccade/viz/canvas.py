@@ -98,9 +98,7 @@ class Canvas:
             return
         shown, families = _wrapped_text(title, width, _TITLE_SIZE)
         room = 0.0 if below is None else _UNDER_TITLE + 1.2 * _SUBTITLE_SIZE * (below[0].count("\n") + 1)
-        heading = self.axes.set_title(
-            shown, loc="left", size=_TITLE_SIZE, family=families, pad=10 + room, **PLAIN
-        )
+        heading = self.axes.set_title(shown, loc="left", size=_TITLE_SIZE, family=families, pad=10 + room, **PLAIN)
         if below is not None:
             where: dict[str, Any] = {"xycoords": heading, "textcoords": "offset points", "va": "top"}
             self.axes.annotate(

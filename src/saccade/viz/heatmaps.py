@@ -24,7 +24,9 @@ ANNOTATED_AT_MOST = 40  # maximum number of rows or columns of a map with number
 _LONGEST, _PLAIN = 9.0, 5.0  # inches: longest side of the map, with labels and without
 _SHORTEST = 0.9  # inches: minimum length of the shorter side
 _LINES = "#e4e4e9"  # colour of the lines between cells
-_DARK = 0.3  # luminance at which white text has the contrast 3 : 1; black text on darker reds and purples is hard to read
+_DARK = (
+    0.3  # luminance at which white text has the contrast 3 : 1; black text on darker reds and purples is hard to read
+)
 _VISIBLE = 1.5  # upper end of a mask's scale, on which allowed pairs have the value 1
 
 
@@ -133,7 +135,9 @@ def heatmap(
         _draw_cells(canvas, visible_cells(cells), shape, (0.0, _VISIBLE, False), log=False, scale_name=None)
     else:
         scale = scale_of(cells, limits, log=log)
-        image = _draw_cells(canvas, cells, shape, scale, log=log, scale_name=WEIGHT if scale_name is None else scale_name)
+        image = _draw_cells(
+            canvas, cells, shape, scale, log=log, scale_name=WEIGHT if scale_name is None else scale_name
+        )
     name_columns(canvas.axes, x_labels, x_name, shape[1], width, columns)
     name_rows(canvas.axes, y_labels, y_name, shape[0], height, rows)
     if annotate:
@@ -191,8 +195,8 @@ def _draw_cells(
     )
     draw_cell_lines(axes, rows, columns)
     if scale_name is not None:
-        scale = canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if has_larger else None)
-        name_axis(scale.yaxis, scale_name)
+        bar = canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if has_larger else None)
+        name_axis(bar.yaxis, scale_name)
     return image
 
 

@@ -12,8 +12,8 @@ from saccade.support.errors import value_error
 from saccade.support.language import translated
 from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool, robust_top, scale_of
 from saccade.viz.canvas import blank, colours
-from saccade.viz.titles import short_name
 from saccade.viz.pooled_maps import check_no_lazy_options, maps_of
+from saccade.viz.titles import short_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,8 @@ def mosaic(
 
     Each map has its own scale from 0 to its largest weight (or less if there are sinks; see `heatmap`), so that a
     diffuse head shows its shape as clearly as a sharp one. With ``shared_scale``, equal colours mean equal weights in
-    all maps. A subtitle says which of the two holds. Maps with more cells than pixels show the largest value in each group of neighbours.
+    all maps. A subtitle says which of the two holds. Maps with more cells than pixels show the largest value in each
+    group of neighbours.
 
     Args:
         weights: a lazy matrix of any length, or a list of lazy matrices, one per layer, such as

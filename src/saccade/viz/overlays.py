@@ -87,7 +87,7 @@ def as_grey(image: object) -> Array:
 
 
 def as_colours(image: object) -> Array:
-    """Return the colours of an image for an overlay, ``[H, W, 3]``, from 0 to 1; a grey image has three equal channels."""
+    """Return an image's colours for an overlay, ``[H, W, 3]``, from 0 to 1; a grey image has three equal channels."""
     array = as_numbers("image", image)
     if array.ndim == 3 and array.shape[0] == 3:
         low, high = float(array.min()), float(array.max())

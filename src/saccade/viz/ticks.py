@@ -16,16 +16,17 @@ from saccade.viz.fonts import drawable_labels, drawable_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
+    from matplotlib.axis import Axis, YAxis
 
 _SIZE = 9.0  # points
 _SMALL = 1e-6  # smallest number that is written in full on a logarithmic axis
 _FEW_DECADES = 2  # a logarithmic axis that is shorter than this is also numbered at 2 and 5
 _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
-# Names of the columns, the rows and the entries of an attention matrix in all figures, also where tokens or words are the
-# ticks.
+# Names of the columns, rows and entries of an attention matrix in all figures, also where words are the tick labels.
 KEY, QUERY, WEIGHT = "key", "query", "weight"
-_WIDE = "\u1100-\u11ff\u2e80-\ua4cf\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60"  # CJK characters and punctuation
+_WIDE = (
+    "\u1100-\u11ff\u2e80-\ua4cf\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60"  # CJK characters and punctuation
+)
 _STACKED = re.compile(rf"（[^）]*）|[{_WIDE}]|[^{_WIDE}]+")
 
 
@@ -72,17 +73,20 @@ def name_rows(
 
 def name_axis(axis: "Axis", name: str) -> None:
     """Write the name of a map's axis next to the axis; the Chinese characters of a vertical name stay upright."""
+    from matplotlib.axis import YAxis  # noqa: PLC0415  matplotlib is optional
+
     shown, families = drawable_title(translated(name))
     style = "normal" if _has_chinese(shown) else "italic"
     axis.set_label_text(shown, size=_SIZE, family=families, style=style, **PLAIN)
-    keep_upright(axis)
+    if isinstance(axis, YAxis):
+        keep_upright(axis)
 
 
-def keep_upright(axis: "Axis") -> None:
+def keep_upright(axis: "YAxis") -> None:
     """Stack the characters of a vertical axis's name if it contains Chinese, which is not readable on its side."""
     name = axis.label.get_text()
-    if axis.axis_name == "y" and _has_chinese(name):
-        side = "right" if axis.get_label_position() == "left" else "left"
+    if _has_chinese(name):
+        side = "right" if str(axis.get_label_position()) == "left" else "left"
         axis.label.set(rotation=0, rotation_mode="default", ha=side, va="center", multialignment="center")
         axis.label.set(text=stacked(name), linespacing=1.0)
 
@@ -150,7 +154,8 @@ def _write_numbers(axis: "Axis", positions: Ints, length: float) -> None:
     """Number the ticks of an axis with round numbers or, if positions are not consecutive, with selected positions."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
-    # Use as many ticks as fit across, so that both axes of a square map are numbered alike; small maps number every cell.
+    # As many ticks as fit across, also on the other axis, so that a square map is numbered alike on both. Small maps
+    # number every cell.
     room = (len(f"{positions.max():,}") + 3) * _COLUMN
     steps = max(1, min(len(positions), int(length * 72 / room), 12))
     locator = MaxNLocator(nbins=steps, integer=True, steps=[1, 2, 5, 10])

@@ -1,4 +1,4 @@
-"""Wrap titles: keep their line breaks and break long lines, but never inside "layer 1, head 3". Name layers and heads."""
+"""Wrap titles, but never inside "layer 1, head 3", and keep their line breaks. Name layers and heads in short."""
 
 import re
 import unicodedata

@@ -1,6 +1,7 @@
 """Draw the pictures of pages whose code draws them, in both languages: ``python tests/project/docs/pictures.py``.
 
-Names of pictures choose among them, as in ``pictures.py audit.png``. The code of a page is the same in both languages and writes English words; the Chinese picture has Chinese ones instead.
+Names of pictures choose among them, as in ``pictures.py audit.png``. The code of a page is the same in both languages
+and writes English words; the Chinese picture has Chinese ones instead.
 """
 
 import os
