@@ -209,7 +209,9 @@ def draw(module: Reader, letters: Tensor, touches: Tensor) -> tuple[Any, Any]:
     apart = torch.arange(length) - torch.arange(length)[:, None]
     both = torch.where(apart > 0, said, touches.to(said)).masked_fill(apart.abs() < APART, torch.nan)
     title = "above: predicted contacts; below: the planted fold"
-    page = viz.heatmap(both, title=title, x_name="residue", y_name="residue", limits=(0.0, 1.0))
+    page = viz.heatmap(
+        both, title=title, x_name="residue", y_name="residue", limits=(0.0, 1.0), scale_name="probability"
+    )
 
     i, j = divmod(int(torch.where((apart >= APART) & touches, said, 0).argmax()), length)
     names, weights = [], []

@@ -36,6 +36,7 @@ import study
 from kneser_ney import NGram
 from open_texts import Source, blocks_of, chinese, english
 from saccade.models import Decoder, DecoderConfig, generate
+from saccade.viz.canvas import INKS
 
 END = "<|end|>"
 
@@ -212,8 +213,8 @@ def draw_losses(losses: list[tuple[int, float, float]], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     steps = [step for step, _, _ in losses]
-    axes.plot(steps, [loss for _, loss, _ in losses], label="training")
-    axes.plot(steps, [loss for _, _, loss in losses], label="held out")
+    axes.plot(steps, [loss for _, loss, _ in losses], color=INKS[0], label="training")
+    axes.plot(steps, [loss for _, _, loss in losses], color=INKS[1], label="held out")
     axes.set_xlabel("step")
     axes.set_ylabel("nats per token")
     axes.legend()

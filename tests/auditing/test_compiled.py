@@ -54,7 +54,7 @@ def test_compiled_models_run_and_modules_keep_their_names(how):
     report = audit(model, inputs=TOKENS)
     assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
     assert report.model == "LlamaForCausalLM, compiled"
-    assert report.rule.startswith("assumed: ")
+    assert report.rule.startswith("assumed from the configuration: ")
     assert report["by layer"].why == "measured on the uncompiled modules"
     assert backend.runs >= before + 14  # the model itself, 12 changes, gradients
     assert backend.graphs <= 4  # tokens; vectors, without and with gradients: nothing is compiled for each test

@@ -52,7 +52,8 @@ def texts(source=SOURCE, target=TARGET):
 def test_it_holds_what_is_assumed_of_it(name):
     report = audit(made(name), length=12)
     assert report.rule == (
-        "assumed: encoder Full() in 2 layers; decoder Causal() in 3 layers; cross Full() in 3 layers"
+        "assumed from the configuration: "
+        "encoder Full() in 2 layers; decoder Causal() in 3 layers; cross Full() in 3 layers"
     )
     assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
     assert report.shape == (2, 20)

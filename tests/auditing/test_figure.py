@@ -64,7 +64,7 @@ def test_the_legend_says_what_the_colours_mean_and_how_many_pairs_are_wrong(repo
 
 
 def test_a_title_is_text_and_fits(report, tmp_path):
-    assert report.figure().get_suptitle() == "Decoder, Causal() in 4 layers"
+    assert report.figure().get_suptitle() == "Decoder, rule Causal() in 4 layers"
     assert report.figure("$x_1$").get_suptitle() == "$x_1$"
     long = dataclasses.replace(report, rule="; ".join(f"layer {layer}: Causal()" for layer in range(99)))
     figure = long.figure()
@@ -73,6 +73,20 @@ def test_a_title_is_text_and_fits(report, tmp_path):
     assert figure.get_suptitle().endswith("…")
     heights = [axes.get_window_extent().height for axes in figure.axes]
     assert min(heights) > 400  # the title leaves the panels room
+
+
+@pytest.mark.parametrize("length", [8, 48, 64])
+def test_outputs_and_tokens_are_numbered_alike(report, length):
+    pairs = torch.ones(length, length, dtype=torch.bool).tril()
+    for axes in dataclasses.replace(report, declared=pairs, measured=pairs).figure().axes:
+        assert axes.get_xticks().tolist() == axes.get_yticks().tolist()
+        assert len(axes.get_xticks()) >= 4
+
+
+def test_a_rule_that_was_not_given_is_called_assumed():
+    assert audit(models.small_decoder(), length=8).figure().get_suptitle() == (
+        "Decoder, rule assumed from the configuration: Causal() in 4 layers"
+    )
 
 
 @pytest.mark.parametrize("who", SEEN_BY)

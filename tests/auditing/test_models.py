@@ -39,7 +39,7 @@ def made(name):
 @pytest.mark.parametrize("name", MADE)
 def test_it_holds_what_its_configuration_declares(name):
     report = audit(made(name), length=24)
-    assert report.rule.startswith("assumed: ")
+    assert report.rule.startswith("assumed from the configuration: ")
     assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
 
 
@@ -189,7 +189,9 @@ def test_ours_and_a_test_of_it():
     report = assert_reach(models.small_decoder(), masks.Causal(), length=20)
     assert report.ok
     assert report.unanswered == ()
-    assert assert_reach(models.small_decoder(), length=20).rule == "assumed: Causal() in 4 layers"
+    assert (
+        assert_reach(models.small_decoder(), length=20).rule == "assumed from the configuration: Causal() in 4 layers"
+    )
     assert assert_reach(models.small_decoder(), "causal", length=20).rule == "Causal() in 4 layers"
     with pytest.raises(AssertionError, match="the model does not follow the rule\nDecoder, 2 x 20 tokens"):
         assert_reach(models.small_decoder(), masks.Window(2, 0), length=20)

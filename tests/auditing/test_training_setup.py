@@ -62,7 +62,7 @@ def test_right_setups_are_not_accused(name):
     assert report.findings == (), str(report)
     held = {claim.name for claim in report.claims if claim.verdict == "held"}
     assert held >= {"collator: texts", "collator: labels", "reach", "texts in the batch = alone", "loss"}
-    assert report.rule.startswith("assumed: Documents(")
+    assert report.rule.startswith("assumed from the configuration: Documents(")
 
 
 FAULTS = {

@@ -58,7 +58,7 @@ def test_a_configuration_is_enough(audit, config):
     result = audit(config, "--length", "20", "--picture")
     assert result.exit_code == 0, result.output
     assert "LlamaForCausalLM, 2 x 20 tokens, float32, seed 0" in result.stdout
-    assert "rule     assumed: Causal() in 2 layers" in result.stdout
+    assert "rule     assumed from the configuration: Causal() in 2 layers" in result.stdout
     assert "by layer  held" in result.stdout
     assert "largest: effect where there should be none; allowed: effect of rounding" in result.stdout
     rows = result.stdout.splitlines()[-20:]

@@ -37,7 +37,7 @@ def test_the_command_line_speaks_chinese(run, encoder, monkeypatch, arguments, v
     result = run(*arguments, "look", "A lizard is not a snake.")
     assert result.exit_code == 0, result.output
     assert "层第" in result.output.splitlines()[0]
-    for words in ("在看", "汇点", "含义", "已写入", "得到各词注意力的"):
+    for words in ("关注", "汇点", "含义", "已写入", "得到各词注意力的"):
         assert words in result.output
     assert not any(words in result.output for words in ("looks at", "runner-up", "wrote", "what it is"))
     assert translated("key") == "key"  # only while the command runs
@@ -49,6 +49,13 @@ def test_help_is_chinese(run):
     assert "图中不画 [CLS]、[SEP] 等特殊词元" in " ".join(result.output.split())
     assert "显示已训练的模型" in run("--lang", "zh", "--help").output
     assert "Show what a trained model attends to" in run("--lang", "en", "look", "--help").output
+
+
+@pytest.mark.parametrize("command", [(), ("look",), ("compare",), ("cost",), ("judge",)])
+def test_headings_and_remarks_of_help_are_chinese(run, command):
+    english = r"Usage|Arguments|Options|Commands|Show this|\[default|required\]|if most"
+    assert re.findall(english, run("--lang", "zh", *command, "--help").output) == []
+    assert len(re.findall(english, run("--lang", "en", *command, "--help").output)) >= 3
 
 
 def test_help_of_the_whole_command_is_in_the_language_of_the_system(monkeypatch, capsys):

@@ -1,5 +1,7 @@
 """`saccade look`: figures without special tokens, and with titles of their own."""
 
+import re
+
 import pytest
 import torch
 
@@ -46,6 +48,7 @@ def test_a_title_stands_above_every_figure(run, monkeypatch, tmp_path):
     shown = drawn(monkeypatch)
     run("look", "The cat saw a dog.", "--title", "Who sees whom", "--out", str(tmp_path))
     assert {options["title"] for _, options in shown.values()} == {"Who sees whom"}
+    assert re.search(r"layer \d, head \d", shown["heatmap"][1]["subtitle"])
     run("look", "The cat saw a dog.", "--title", "A page", "--html", str(tmp_path / "page.html"))
     assert "<title>A page</title>" in (tmp_path / "page.html").read_text("utf-8")
 

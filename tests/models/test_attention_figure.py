@@ -1,14 +1,18 @@
 """An encoder draws what it looks at in a text."""
 
+import re
+import warnings
+
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Annotation
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from saccade.models import Encoder, EncoderConfig
+from saccade.models import Encoder, EncoderConfig, attention_figure
 from saccade.statistics import unexplained_information
 from saccade.text import merge, words
 
@@ -66,6 +70,8 @@ def test_special_tokens_can_be_hidden(small):
     cells, title = map_and_title(hidden)
     np.testing.assert_array_equal(cells, map_and_title(shown)[0][1:-1, 1:-1])
     assert title == "Mine"
+    (below,) = (text.get_text() for text in hidden.axes[0].texts if isinstance(text, Annotation))
+    assert below.replace("\n", " ") == map_and_title(shown)[1]  # which head it is
     assert [label.get_text() for label in hidden.axes[0].get_yticklabels()] == text.split()
 
 
@@ -95,6 +101,28 @@ def test_a_long_text_is_drawn_token_by_token_and_never_written_out(small, monkey
 def test_bad_values_are_named(small, text, options, error, message):
     with pytest.raises(error, match=message):
         small.show(text, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("w1 w2 w3 小狗", None),
+        ("w1 w2 w3 new", None),
+        ("w1 w2 new newer", "the model does not know 2 of 4 words, so their attention .*; choose another model"),
+        ("小狗 看见 一只猫 了", "the model does not know 3 of 4 words, .*; saccade.models.chinese_encoder"),
+    ],
+)
+def test_words_that_the_model_does_not_know_are_warned_of_once(small, monkeypatch, text, message):
+    monkeypatch.setattr(attention_figure, "_warned", False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        for _ in range(2):
+            small.show(text)
+    caught = [one for one in caught if "does not know" in str(one.message)]
+    assert len(caught) == (message is not None)
+    if message is not None:
+        assert re.search(message, str(caught[0].message))
+        assert caught[0].filename == __file__
 
 
 def test_a_tokenizer_is_needed(small):

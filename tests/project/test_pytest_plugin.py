@@ -115,7 +115,7 @@ BOTH = masks.Causal() & masks.Window(2, 0)
 
 @pytest.mark.reach
 def test_the_configuration(audit, llama):
-    assert audit(llama, length=10).rule == "assumed: Causal() in 2 layers"
+    assert audit(llama, length=10).rule == "assumed from the configuration: Causal() in 2 layers"
 
 MARKS = {10: pytest.mark.reach(BOTH, length=10), 14: pytest.mark.reach([BOTH, BOTH], length=14)}
 

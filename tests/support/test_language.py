@@ -17,8 +17,9 @@ from saccade.support.language import Message, chinese, in_language, language_of,
 
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "saccade").rglob("*.py"))
 # Words that are translated where they are drawn, not where they are written.
-NAMES = {"key", "query", "channel", "position", "milliseconds", "median relative error", "word", "looked at", "read"}
-NAMES |= {"written", "token of the text", "looked at (token of the text)", "sink", "local", "anchor", "rest"}
+NAMES = {"key", "query", "weight", "channel", "position", "milliseconds", "median relative error", "word", "sink"}
+NAMES |= {"local", "anchor", "rest", "Usage", "Arguments", "Options", "Commands", "default", "required"}
+NAMES |= {"Show this message and exit.", "all-MiniLM-L6-v2, or chinese-encoder if most of TEXT is Chinese"}
 NAMES |= {"share", "uniform", "given to the first token", "to tokens less than 4 away", "to all others"}
 NAMES |= {claim.topic for claim in theory.CLAIMS}
 NAMES |= {"to the 2 strongest blocks of 4 among the others"}
@@ -62,7 +63,7 @@ def helps(command):
     found = {command.help, command.epilog, command.short_help, *(getattr(x, "help", None) for x in command.params)}
     for below in getattr(command, "commands", {}).values():
         found |= helps(below)
-    return {one_line(text) for text in found if text} - {"Show this message and exit."}
+    return {one_line(text) for text in found if text}
 
 
 HELPS = helps(typer.main.get_command(app))
@@ -138,5 +139,5 @@ def test_figures_name_their_axes_in_the_language_that_is_set():
     with in_language("zh"):
         figures = viz.heatmap(weights), viz.heatmap(masks.Causal()), viz.heatmap(weights, x_name="mine")
     names = [(figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) for figure in figures]
-    assert names == [("键", "查询"), ("键", "查询"), ("mine", "查询")]
+    assert names == [("键", "查\n询"), ("键", "查\n询"), ("mine", "查\n询")]
     assert viz.heatmap(weights).axes[0].get_xlabel() == "key"

@@ -47,6 +47,19 @@ def test_labels_are_text_and_never_mathematics():
     figure.canvas.draw()
 
 
+def test_both_axes_have_a_name_and_the_same_size_of_numbers():
+    for options in ({}, {"x_labels": ["a", "b"]}):
+        figure = viz.channel_weights([0.5, 0.6], **options)
+        figure.canvas.draw()
+        axes = figure.axes[0]
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("channel", "weight")
+        sizes = {label.get_fontsize() for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels()}
+        assert len(sizes) == 1
+        below, ticks = axes.xaxis.label.get_window_extent(), axes.get_xticklabels()[0].get_window_extent()
+        assert below.y1 <= ticks.y0 < ticks.y1 <= axes.get_window_extent().y0  # the bars stand on the axis
+    assert viz.channel_weights([0.5], y_name="gate").axes[0].get_ylabel() == "gate"
+
+
 def test_more_channels_than_pixels_keep_the_largest_of_each_group():
     weights = np.zeros(5000)
     weights[1234] = 1.0

@@ -60,17 +60,43 @@ def test_rows_are_queries_from_the_top():
     assert shown[3 * height // 4, width // 4] > 0.95
 
 
-def test_annotation_is_readable_on_every_cell():
-    matrix = np.linspace(0, 1, 100).reshape(10, 10)
+def lightness_contrast(ink, rgb):
+    """The contrast of black (0) or white (1) text with a colour by APCA 0.1.9, from 0 to about 106."""
+    luminance = rgb**2.4 @ (0.2126729, 0.7151522, 0.0721750)
+    text, cell = (y + max(0.022 - y, 0.0) ** 1.414 for y in (ink, luminance))
+    return 114 * abs(cell**0.56 - text**0.57 if cell > text else cell**0.65 - text**0.62) - 2.7
+
+
+@pytest.mark.parametrize("low", [0, -1], ids=["weights", "of both signs"])
+def test_annotation_is_readable_on_every_cell(low):
+    """WCAG 2 alone would write black on dark red, where white is easier to read."""
+    matrix = np.linspace(low, 1, 400).reshape(20, 20)
     axes = viz.heatmap(matrix, annotate=True).axes[0]
-    assert len(axes.texts) == 100
-    linear = colours()(matrix.ravel())[:, :3]
-    linear = np.where(linear <= 0.04045, linear / 12.92, ((linear + 0.055) / 1.055) ** 2.4)
-    luminance = linear @ (0.2126, 0.7152, 0.0722)
-    for text, cell, value in zip(axes.texts, luminance, matrix.ravel(), strict=True):
-        ink = {"black": 0.0, "white": 1.0}[text.get_color()]
-        assert (max(ink, cell) + 0.05) / (min(ink, cell) + 0.05) >= 4.5  # WCAG AA
+    written = {round(text.get_position()[1]) * 20 + round(text.get_position()[0]): text for text in axes.texts}
+    empty = [value for number, value in enumerate(matrix.flat) if number not in written]
+    assert np.abs(empty).max() < 0.005 <= np.abs([matrix.flat[number] for number in written]).min()
+    for number, text in written.items():
+        value = matrix.flat[number]
+        rgb = np.array(colours(signed=low < 0)((value - low) / (1 - low))[:3])
+        linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        ink, cell = {"black": 0.0, "white": 1.0}[text.get_color()], float(linear @ (0.2126, 0.7152, 0.0722))
+        assert (max(ink, cell) + 0.05) / (min(ink, cell) + 0.05) >= 3  # WCAG 2
+        assert lightness_contrast(ink, rgb) >= 45
         assert text.get_text() == f"{value:.2f}"
+
+
+def test_a_number_that_rounds_to_0_leaves_its_cell_empty():
+    weights = [[0.004, 0.006, -0.004], [0.0, 1.0, float("nan")]]
+    assert [text.get_text() for text in viz.heatmap(weights, annotate=True).axes[0].texts] == ["0.01", "1.00", "–"]
+    large = [[0.004, 12.0], [0.0, float("inf")]]
+    assert [text.get_text() for text in viz.heatmap(large, annotate=True).axes[0].texts] == ["0.004", "12", "–"]
+
+
+def test_the_colour_bar_has_a_name():
+    bars = [viz.heatmap(np.eye(3), **options).axes[1] for options in ({}, {"scale_name": "nats"}, {"scale_name": ""})]
+    assert [bar.get_ylabel() for bar in bars] == ["weight", "nats", ""]
+    with pytest.raises(ValueError, match="heatmap: scale_name must be omitted for a mask"):
+        viz.heatmap(masks.Causal(), scale_name="weight")
 
 
 def test_large_values_stay_in_their_cells():

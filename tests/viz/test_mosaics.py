@@ -3,12 +3,20 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Annotation
 
 from saccade import viz
+from saccade.support.language import in_language
 
 
 def names(figure):
-    return [text.get_text() for text in figure.axes[0].texts]
+    return [text.get_text() for text in figure.axes[0].texts if not isinstance(text, Annotation)]
+
+
+def titles(figure):
+    """The title, and the subtitle."""
+    (below,) = (text.get_text() for text in figure.axes[0].texts if isinstance(text, Annotation))
+    return figure.axes[0].get_title(loc="left"), below.replace("\n", " ")
 
 
 def sheet(figure):
@@ -34,6 +42,35 @@ def test_each_map_has_its_own_scale_unless_shared():
     assert dark(own) == 2 * dark(shared) > 0
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "Each map has its own colour scale, "),
+        ({"shared_scale": True}, "All maps share one colour scale, "),
+        ({"log": True}, "Each map has its own logarithmic colour scale: "),
+        ({"log": True, "shared_scale": True}, "All maps share one logarithmic colour scale: "),
+    ],
+)
+def test_the_figure_says_what_it_shows_and_how_it_is_scaled(options, words):
+    layers, heads = torch.rand(2, 3, 4, 4), torch.rand(3, 4, 4)
+    for weights, title in ((layers, "Every head (H) of every layer (L)"), (heads, "Every head (H)")):
+        assert titles(viz.mosaic(weights, **options))[0] == title
+        own, scale = titles(viz.mosaic(weights, title="Mine", **options))
+        assert own == "Mine"
+        assert scale.startswith(words)
+    assert viz.mosaic(heads, title="", **options).axes[0].get_title(loc="left").startswith(words[:20])
+
+
+def test_names_of_heads_are_chinese_too():
+    with in_language("zh"):
+        mosaic, grid = viz.mosaic(torch.rand(2, 2, 4, 4)), viz.head_grid(torch.rand(2, 2))
+        assert names(mosaic) == ["层0 头0", "层0 头1", "层1 头0", "层1 头1"]
+        assert names(grid)[-4:] == ["层0", "层1", "头0", "头1"]
+        title, scale = titles(mosaic)
+        assert title == "所有层的所有头"
+        assert scale.startswith("每张小图各用各的颜色标度：从 0 到")
+
+
 def test_one_bright_cell_of_many_stays_visible():
     maps = np.zeros((1, 2000, 2000), np.float32)
     maps[0, 777, 1999] = 1
@@ -44,7 +81,7 @@ def test_the_chosen_map_is_framed():
     maps = np.zeros((2, 2, 3, 3))
     maps[..., 0, 0] = 1
     plain, framed = viz.mosaic(maps), viz.mosaic(maps, highlight=(1, 0), title="Every head of every layer")
-    weights = [text.get_weight() for text in framed.axes[0].texts]
+    weights = [text.get_weight() for text in framed.axes[0].texts if not isinstance(text, Annotation)]
     assert weights == ["normal", "normal", "bold", "normal"]
     changed = np.argwhere((sheet(plain) != sheet(framed)).any(-1))
     height, width = sheet(plain).shape[:2]

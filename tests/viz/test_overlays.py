@@ -117,6 +117,29 @@ def test_the_picture_keeps_its_proportions_and_limits_set_the_scale():
     figure.canvas.draw()
 
 
+def test_an_image_with_colours_is_shown_unchanged_beside_its_map():
+    image, weights = np.random.default_rng(0).random((3, 8, 20)), np.random.default_rng(1).random((8, 20))
+    image[0, 0, 0], image[1, 0, 0] = 0.0, 1.0
+    shown = picture(viz.spatial_map(image, weights))
+    np.testing.assert_allclose(shown[:, :20], image.transpose(1, 2, 0))
+    np.testing.assert_array_equal(shown[:, 20:-20], 1.0)
+    np.testing.assert_allclose(shown[:, -20:], picture(viz.spatial_map(as_grey(image), weights)), atol=1e-6)
+    figure = viz.spatial_map(image, weights)
+    box = figure.axes[0].get_window_extent()
+    assert box.width / shown.shape[1] == pytest.approx(box.height / shown.shape[0], rel=0.01)
+
+
+@pytest.mark.parametrize("image", [torch.rand(9, 7), torch.rand(1, 9, 7), torch.rand(1, 9, 7).expand(3, 9, 7)], ids=len)
+def test_a_grey_image_is_shown_once(image):
+    assert picture(viz.spatial_map(image, torch.rand(3, 3))).shape == (9, 7, 3)
+
+
+@pytest.mark.parametrize("draw", [viz.spatial_map, viz.overlay])
+def test_the_bar_says_what_its_directions_are(draw):
+    bar = draw(torch.rand(3, 9, 9), torch.rand(3, 3)).axes[1]
+    assert (bar.get_xlabel(), bar.get_ylabel()) == ("brightness", "weight")
+
+
 def test_gates_can_be_drawn_on_their_full_scale():
     gates = torch.sigmoid(torch.linspace(-0.2, 0.2, 4)).reshape(1, 2, 2)
     ends = float(gates.min()), float(gates.max())

@@ -128,8 +128,8 @@ def test_axes_count_positions():
 def test_a_mosaic_of_layers_names_layers_and_heads():
     layer = softmax(masks.Causal())
     one, two = viz.mosaic(layer), viz.mosaic([layer, layer], highlight=(1, 2))
-    assert [text.get_text() for text in one.axes[0].texts] == ["H0", "H1", "H2"]
-    assert [text.get_text() for text in two.axes[0].texts][-1] == "L1 H2"
+    assert [text.get_text() for text in one.axes[0].texts][:-1] == ["H0", "H1", "H2"]  # and the subtitle
+    assert [text.get_text() for text in two.axes[0].texts][-2] == "L1 H2"
     short = softmax(masks.Causal(), 20, 20)
     allowed = masks.Causal().to_dense(20)
     written = viz.mosaic(short.to_dense()[1], allowed=allowed)

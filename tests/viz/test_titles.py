@@ -41,6 +41,29 @@ def test_chinese_breaks_between_characters_and_not_before_a_comma():
     assert wrapped("注意力。", 6) == ["注意", "力。"]
 
 
+@pytest.mark.parametrize("title", ["A title", "Two\nlines", "A title that is much wider than the map " * 2])
+@pytest.mark.parametrize("subtitle", ["layer 2, head 5", "A second line that is much wider than the map " * 3])
+@pytest.mark.parametrize("draw", [viz.heatmap, viz.bipartite])
+def test_a_subtitle_lies_between_the_title_and_the_map(draw, title, subtitle):
+    names = {"x_labels": ["electroencephalography", "b"], "y_labels": ["a", "b"]}
+    figure = draw(np.eye(2), title=title, subtitle=subtitle, **names)
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    heading = next(text for text in axes.get_children() if getattr(text, "get_text", str)().startswith(title[:3]))
+    (below,) = (text for text in axes.texts if text.get_text().startswith(subtitle[:5]))
+    assert below.get_fontsize() < heading.get_fontsize()
+    top, bottom = heading.get_window_extent(), below.get_window_extent()
+    assert figure.bbox.y1 > top.y1 > top.y0 >= bottom.y1 > bottom.y0 > axes.get_window_extent().y1
+    assert bottom.x0 == pytest.approx(top.x0, abs=2)
+    assert bottom.x1 < figure.bbox.x1
+
+
+def test_a_subtitle_may_be_alone():
+    axes = viz.heatmap(np.eye(2), subtitle="layer 2, head 5").axes[0]
+    assert axes.get_title(loc="left") == "layer 2, head 5"
+    assert not axes.texts
+
+
 def test_line_breaks_of_a_title_are_kept():
     figure = viz.heatmap(np.eye(3), title="A head of a small model\nlayer 1, head 3")
     assert figure.axes[0].get_title(loc="left") == "A head of a small model\nlayer 1, head 3"

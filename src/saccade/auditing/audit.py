@@ -196,7 +196,7 @@ def audit(
         pairs = _pairs_for_picture(subject, reach)
         return Report(
             Message("{model}, compiled", model=_name(model)) if subject.eager is not subject else _name(model),
-            Message("assumed: {rule}", rule=words) if is_assumed else words,
+            Message("assumed from the configuration: {rule}", rule=words) if is_assumed else words,
             tuple(_renumbered(claim, subject) for claim in results),
             subject.shape,
             str(subject.vectors.dtype).removeprefix("torch."),

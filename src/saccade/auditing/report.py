@@ -180,7 +180,9 @@ class Report:
             ValueError: as for `picture`.
             ImportError: matplotlib is not installed.
         """
-        title = shorten(f"{self._shown_model()}, {translated(self.rule)}", _TITLE) if title is None else title
+        if title is None:
+            words = translated("{model}, rule {rule}", model=self._shown_model(), rule=translated(self.rule))
+            title = shorten(words, _TITLE)
         return drawn(*self._pairs("figure"), title)
 
     def _pairs(self, method: str) -> tuple[Tensor, Tensor]:
@@ -290,7 +292,8 @@ def _draw(axes: Axes, name: str, kinds: Kinds) -> None:
     draw_cell_lines(axes, length, length)
     name_columns(axes, None, "token", length, _SIDE)
     name_rows(axes, None, "output", length, _SIDE)
-    axes.set_title(name, loc="left", size=10, color=INK)
+    shown, families = drawable_title(name)
+    axes.set_title(shown, loc="left", size=10, family=families, **PLAIN)
 
 
 def _explain(figure: Figure, leaks: int, blind: int) -> None:
@@ -303,4 +306,5 @@ def _explain(figure: Figure, leaks: int, blind: int) -> None:
         translated("blind: allowed, but not seen ({blind:,})", blind=blind),
     )
     handles = [Patch(fc=ink, ec=INK, lw=0.5, label=word) for ink, word in zip(COLOURS.values(), words, strict=True)]
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
+    font = {"family": drawable_title("".join(words))[1], "size": 9}
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, prop=font, labelcolor=INK)

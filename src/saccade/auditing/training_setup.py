@@ -95,7 +95,7 @@ def audit_setup(
     longest = max(length for item in batch.lengths for length in item)
     part = Part("", rules, longest, lambda count: Message("texts of {count} tokens", count=count))
     found = (*batch.claims(), *report.claims, *check_length([part]), alone)
-    words = Message("assumed: {rule}", rule=report.rule) if rule is None else report.rule
+    words = Message("assumed from the configuration: {rule}", rule=report.rule) if rule is None else report.rule
     return dataclasses.replace(
         report, model=Message("{model}, as trained", model=report.model), rule=words, claims=found
     )

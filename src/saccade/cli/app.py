@@ -14,10 +14,11 @@ from saccade.cli.compare import compare
 from saccade.cli.cost import cost
 from saccade.cli.exit_status import STATUSES
 from saccade.cli.generate import generate
+from saccade.cli.help_text import translate_headings, translate_help
 from saccade.cli.judge import judge
 from saccade.cli.look import look
 from saccade.cli.verify import verify
-from saccade.support.language import LANGUAGES, in_language, language_of, translated
+from saccade.support.language import LANGUAGES, in_language, language_of
 from saccade.text import visible
 
 
@@ -66,20 +67,6 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-def translate_help(command: Any) -> None:
-    """Translate all help texts of a command and its subcommands into the current language."""
-    command.help, command.epilog = (
-        None if text is None else translated(text) for text in (command.help, command.epilog)
-    )
-    command.short_help = None if command.short_help is None else translated(command.short_help)
-    for parameter in command.params:
-        words = getattr(parameter, "help", None)
-        if words:
-            parameter.help = translated(words)
-    for subcommand in getattr(command, "commands", {}).values():
-        translate_help(subcommand)
-
-
 def _set_language(context: typer.Context, requested: str | None) -> None:
     """Set the language until the command ends."""
     if context.resilient_parsing:
@@ -89,6 +76,7 @@ def _set_language(context: typer.Context, requested: str | None) -> None:
         raise typer.Exit(2)
     context.with_resource(in_language("zh" if requested == "zh" else "en" if requested else language_of(os.environ)))
     translate_help(context.command)
+    translate_headings(context)
 
 
 def command_line() -> None:

@@ -13,7 +13,7 @@ from saccade.statistics import Head
 from saccade.support.language import translated
 from saccade.text.labels import legible
 from saccade.viz.canvas import DPI, blank, colours
-from saccade.viz.ticks import name_columns, name_rows
+from saccade.viz.ticks import KEY, QUERY, WEIGHT, name_axis, name_columns, name_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def figures(
         subject: the matrices of the text.
         weights: weights between words, ``[layers, heads, words, words]``.
         best: the head to show.
-        title: the title of every figure; when None, a description of each.
+        title: the title of every figure; the description of each is then its subtitle. When None, it is the title.
     """
     rows, columns = ([legible(word.text) for word in side] for side in (subject.rows, subject.columns))
     where = translated("layer {layer}, head {head}", layer=best.layer, head=best.head)
@@ -65,18 +65,15 @@ def figures(
         translated("Attention of each word (row) to each word (column): {where}", where=where),
         words <= _ANNOTATED_AT_MOST,
     )
-    labels |= {"x_name": "looked at", "y_name": "word"}
-    heatmap = viz.heatmap(chosen, annotate=annotate, title=title or caption, allowed=allowed, **labels)
+    heatmap = viz.heatmap(chosen, annotate=annotate, allowed=allowed, **labels, **_titles(title, caption))
     yield "heatmap.png", heatmap, translated("what each word looks at in {where}", where=where)
-    caption = translated(
-        "Every head (H) of every layer (L): what each word (row) looks at (column). "
-        "Each map runs from white, nothing, to its own largest weight, sinks aside."
-    )
-    mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title or caption, allowed=allowed)
+    mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title, allowed=allowed)
     yield "mosaic.png", mosaic, translated("every head of every layer")
     if subject.is_cross and words <= _LINES_AT_MOST:
-        labels |= {"x_name": "read", "y_name": "written"}
-        lines = viz.bipartite(chosen, title=title or translated("Between the texts: {where}", where=where), **labels)
+        caption = translated(
+            "Attention of each written word (left) to each word that was read (right): {where}", where=where
+        )
+        lines = viz.bipartite(chosen, **labels, **_titles(title, caption))
         yield "lines.png", lines, translated("between the two texts in {where}", where=where)
 
 
@@ -93,7 +90,7 @@ def draw_full_text(
         subject: the text, split into windows.
         best: the head to draw.
         advance: a function that is called after each window.
-        title: the title of the figure; when None, a description.
+        title: the title of the figure; the description is then its subtitle. When None, it is the title.
 
     Cost: a forward pass per window; memory for one window and the figure.
     """
@@ -108,9 +105,9 @@ def draw_full_text(
     for number, window in enumerate(subject.windows if len(subject.windows) <= _NUMBERED_AT_MOST else ()):
         beside = (window.start, "right") if window.stop > 0.95 * count else (window.stop, "left")
         canvas.write(beside[0] - 0.5, window.start - 0.5, f" {number} ", size=7, va="top", ha=beside[1])
-    name_columns(canvas.axes, None, "looked at (token of the text)", count, inches)
-    name_rows(canvas.axes, None, "token of the text", count, inches)
-    canvas.add_scale(image)
+    name_columns(canvas.axes, None, KEY, count, inches)
+    name_rows(canvas.axes, None, QUERY, count, inches)
+    name_axis(canvas.add_scale(image).yaxis, WEIGHT)
     caption = translated(
         "Layer {layer}, head {head} in the whole text: {count} windows, of which the framed one, {shown}, is shown in "
         "the other pictures. Grey: never seen; the model reads one window at a time.",
@@ -119,7 +116,12 @@ def draw_full_text(
         count=len(subject.windows),
         shown=subject.shown,
     )
-    return canvas.finished(inches, inches, title or caption)
+    return canvas.finished(inches, inches, **_titles(title, caption))
+
+
+def _titles(title: str | None, caption: str) -> dict[str, Any]:
+    """Return the title and the subtitle of a figure: the user's title and the description, or the description alone."""
+    return {"title": title or caption, "subtitle": caption if title else None}
 
 
 def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:

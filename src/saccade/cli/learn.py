@@ -59,6 +59,7 @@ def learn(
             y_labels=rows_of,
             x_name="",
             y_name="",
+            scale_name="accuracy",
             annotate=True,
             limits=(0.0, 1.0),
         )

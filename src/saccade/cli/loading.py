@@ -14,6 +14,7 @@ from saccade.models import Decoder, Encoder, chinese_encoder, minilm, small_deco
 from saccade.models.checkpoint_folder import read_config
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite
+from saccade.text.scripts import is_mostly_chinese
 
 CALLED_AS = "load"  # the name in error messages
 
@@ -42,8 +43,7 @@ OptionalModelName = Annotated[
 
 def default_encoder_name(text: str) -> str:
     """Return the name of the default encoder for the language of a text."""
-    chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
-    return CHINESE_ENCODER if 2 * chinese > sum(not character.isspace() for character in text) else MINILM
+    return CHINESE_ENCODER if is_mostly_chinese(text) else MINILM
 
 
 def shown_name(model: str) -> str:
@@ -52,7 +52,7 @@ def shown_name(model: str) -> str:
 
 
 def check_name(model: str) -> None:
-    """Raise unless ``model`` is the name or the folder of a model.
+    """Raise an error unless ``model`` is the name or the folder of a model.
 
     Raises:
         ValueError: it is neither. For a possible name on the Hugging Face hub, a hint says how to download the model.
@@ -92,7 +92,7 @@ def load(model: str) -> Encoder | Decoder:
 
 
 def check_numbers(model: nn.Module) -> None:
-    """Raise if a weight of a model is NaN or infinite.
+    """Raise an error if a weight of a model is NaN or infinite.
 
     Raises:
         ValueError: a weight is NaN or infinite; the message names the first of these weights.

@@ -75,5 +75,9 @@ def figure(plan: Exchange, title: str | None = None) -> Figure:
         imbalance=plan.imbalance,
     )
     return viz.heatmap(
-        traffic(plan) / 2**20, title=default if title is None else title, x_name="sender", y_name="receiver"
+        traffic(plan) / 2**20,
+        title=default if title is None else title,
+        x_name="sender",
+        y_name="receiver",
+        scale_name="MiB",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,16 @@ from saccade.support.errors import value_error
 from saccade.support.language import translated
 from saccade.support.validation import check_bool
 from saccade.text import Word, merge
+from saccade.text.scripts import is_mostly_chinese
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST = 512  # largest number of tokens for which all weights are computed
 _BINS = 256  # bins on each side of the pooled maps of longer texts
-_ANNOTATED_AT_MOST = 24  # largest number of words whose weights are written into the cells
+_warned = False
+_UNKNOWN_AT_MOST = 0.25  # share of a text's words that the model need not know
+_ANNOTATED_AT_MOST = 24  # maximum number of words for writing weights into cells; with more, they would be illegible
 
 
 def figure_of(
@@ -40,7 +44,7 @@ def figure_of(
         words: the words of the tokens.
         layer, head: the head to draw; when None, the head with the most unexplained information.
         hide_special: whether special tokens such as [CLS] are left out of the figure.
-        title: the title; when None, a description.
+        title: the title; a description of the figure when None. The description is then the subtitle.
 
     Raises:
         ValueError: the layer or head does not exist, there are no words, or the text is too long to hide its special
@@ -72,9 +76,27 @@ def figure_of(
         y_labels=labels,
         annotate=len(labels) <= _ANNOTATED_AT_MOST,
         title=caption if title is None else title,
-        x_name="looked at",
-        y_name="word",
+        subtitle=None if title is None else caption,
     )
+
+
+def warn_of_unknown_words(text: str, words: Sequence[Word]) -> None:
+    """Warn the caller of `Encoder.show` once per process if the model does not know many words of a text.
+
+    Args:
+        text: the text.
+        words: the words of the text's tokens.
+    """
+    global _warned  # noqa: PLW0603  once per process
+    unknown = sum(word.unknown for word in words)
+    count = sum(not word.special for word in words)
+    if unknown > _UNKNOWN_AT_MOST * count and not _warned:
+        _warned = True
+        other = "saccade.models.chinese_encoder() reads Chinese" if is_mostly_chinese(text) else "choose another model"
+        warnings.warn(
+            f"show: the model does not know {unknown} of {count} words, so their attention means little; {other}",
+            stacklevel=3,
+        )
 
 
 def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: int | None, head: int | None) -> Head:

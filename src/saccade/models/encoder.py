@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from saccade.masks import Padding
 from saccade.masks.rules.documents import positions_in_documents
 from saccade.matrix import Matrix
-from saccade.models.attention_figure import figure_of
+from saccade.models.attention_figure import figure_of, warn_of_unknown_words
 from saccade.models.config import EncoderConfig
 from saccade.models.initial_weights import init_small_weights
 from saccade.models.model_inputs import check_tokens
@@ -173,10 +173,15 @@ class Encoder(SavedText):
             layer, head: the head to draw, counted from 0; None for the most informative.
             hide_special: whether to leave special tokens such as [CLS] out of the figure; other weights are unchanged.
                 A text of more than 512 tokens is always drawn with them.
-            title: the title; None for a description.
+            title: the title; None for a description, which names the layer and the head. If a title is given, the
+                description is drawn below it, in smaller letters.
 
         Returns:
             A figure from `saccade.viz.heatmap`, which `saccade.viz.save` can write to a file.
+
+        Warns:
+            UserWarning: once per process, if more than a quarter of the words are not in the vocabulary, such as those
+                of a Chinese text in an English model.
 
         Raises:
             TypeError: ``text`` is not a string.
@@ -191,6 +196,7 @@ class Encoder(SavedText):
         tokens, _ = self.tokenize([text])
         assert self.tokenizer is not None  # otherwise tokenize has raised
         labels = words(self.tokenizer.encode(text), text)
+        warn_of_unknown_words(text, labels)
         with torch.no_grad():
             matrices = self.matrices(tokens)
         return figure_of(matrices, labels, layer=layer, head=head, hide_special=hide_special, title=title)

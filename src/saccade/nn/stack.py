@@ -212,7 +212,7 @@ def _matrix_of(layer: DecoderLayer, x: Tensor, options: dict[str, Any]) -> Matri
 
 
 def _check_value_residual(layers: nn.ModuleList) -> None:
-    """Raise unless the values of all layers of a stack have the same shape and are computed from the same tokens."""
+    """Raise an error unless all layers of a stack compute values of the same shape from the same tokens."""
     owns = [layer.attention for layer in layers if layer.cross_attention is None]
     sizes = {(own.num_kv_heads, own.head_dim) for own in owns if isinstance(own, MultiHeadAttention)}
     if len(layers) < 2 or len(sizes) > 1 or not all(isinstance(own, MultiHeadAttention) for own in owns) or not owns:

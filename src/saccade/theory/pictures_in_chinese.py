@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from saccade.theory.pictures import PICTURES
 from saccade.viz.fonts import drawable_title
+from saccade.viz.ticks import keep_upright
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,8 +46,8 @@ CHINESE = {
     "one key each": "各看一个键",
     "a sink": "汇点",
     "uniform": "均匀",
-    "information, nats": "信息，奈特",
-    "entropy of a row, nats": "一行的熵，奈特",
+    "information, nats": "信息（奈特）",
+    "entropy of a row, nats": "一行的熵（奈特）",
     # relatives
     "An update outside of the box that averages stay in": "平均出不了方框，卡尔曼更新却能",
     "prediction": "预测",
@@ -72,14 +73,14 @@ CHINESE = {
     "recurrence": "循环网络",
     "Influence on the last output": "对最后一个输出的影响",
     "distance": "距离",
-    "influence, against distance 1": "影响，以距离 1 为准",
+    "influence, against distance 1": "相对于距离 1 的影响",
     "LSTM": "LSTM",
     "LSTM, forget bias 6": "LSTM，遗忘门偏置 6",
     "4 convolutions": "4 层卷积",
     # features
     "Neither kind of feature is always better; |x| = |y| = 0.7": "两种特征各有所长；|x| = |y| = 0.7",
     "angle of query and key, degrees": "查询与键的夹角，度",
-    "error of one feature, relative to the kernel": "单个特征的误差，相对于核",
+    "error of one feature, relative to the kernel": "单个特征相对于核的误差",
     "positive": "正特征",
     "trigonometric": "三角特征",
     # mistakes
@@ -111,9 +112,13 @@ def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = Non
         if any(name in words for name in names):  # ticks format their labels on every draw
             axis.set_ticks(axis.get_ticklocs(), labels=[words.get(name, name) for name in names])
     for text in figure.findobj(Text):
-        shown, families = drawable_title(words.get(text.get_text(), text.get_text()))
+        own = " ".join(text.get_text().split("\n"))  # a wrapped title is one label
+        shown, families = drawable_title(words[own] if own in words else text.get_text())
         if shown in translated:
-            text.set(text=shown, fontfamily=families, fontstyle="normal")  # Chinese fonts have no italics
+            # Chinese fonts have no italics, and often no bold face.
+            text.set(text=shown, fontfamily=families, fontstyle="normal", fontweight="normal")
+    for axes in figure.axes:
+        keep_upright(axes.yaxis)
     return figure
 
 

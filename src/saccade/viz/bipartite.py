@@ -8,11 +8,12 @@ import numpy as np
 from saccade.support.argument_hints import argument_hints
 from saccade.support.columns import display_width
 from saccade.support.errors import value_error
+from saccade.support.language import translated
 from saccade.support.validation import check_number
 from saccade.viz.arrays import Array, as_matrix
 from saccade.viz.canvas import PLAIN, blank, colours
 from saccade.viz.fonts import drawable_labels
-from saccade.viz.ticks import check_labels
+from saccade.viz.ticks import KEY, QUERY, check_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +31,9 @@ def bipartite(
     x_labels: Sequence[str],
     least: float = 0.05,
     title: str | None = None,
-    y_name: str = "query",
-    x_name: str = "key",
+    subtitle: str | None = None,
+    y_name: str = QUERY,
+    x_name: str = KEY,
 ) -> "Figure":
     """Draw queries on the left, keys on the right, and a line from each query to the keys it attends to.
 
@@ -44,6 +46,7 @@ def bipartite(
         x_labels: one label for each key.
         least: the smallest weight to draw, above 0 and below 1.
         title: text above the figure.
+        subtitle: smaller text below the title.
         y_name: name of the queries.
         x_name: name of the keys.
 
@@ -75,11 +78,11 @@ def bipartite(
         for label, y in zip(shown, ys, strict=True):
             canvas.axes.text(x, y, label, size=_SIZE, ha=side, va="center", family=families, **PLAIN)
     for name, x, side in ((y_name, -0.03, "right"), (x_name, 1.03, "left")):
-        canvas.write(x, -0.6, name, size=_SIZE, ha=side, va="center", style="italic")
+        canvas.write(x, -0.6, translated(name), size=_SIZE, ha=side, va="center", style="italic")
     canvas.axes.set(xlim=(0, 1), ylim=(height, -1))
     canvas.axes.set_axis_off()
     widest = max(map(display_width, [*x_labels, *y_labels]))
-    return canvas.finished(_BETWEEN, (height + 1) * _LINE, title, title_width=_BETWEEN + 0.1 * widest)
+    return canvas.finished(_BETWEEN, (height + 1) * _LINE, title, subtitle, title_width=_BETWEEN + 0.1 * widest)
 
 
 def _draw_lines(axes: "Axes", matrix: Array, least: float, left: Array, right: Array) -> None:

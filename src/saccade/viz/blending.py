@@ -6,6 +6,7 @@ import numpy as np
 
 from saccade.viz.arrays import Array
 from saccade.viz.canvas import INK, Canvas
+from saccade.viz.ticks import WEIGHT, name_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +59,9 @@ def add_blended_scale(canvas: Canvas, grey: Array, limits: tuple[float, float], 
     )
     scale.set(xticks=[])
     scale.yaxis.tick_right()
+    scale.yaxis.set_label_position("right")
+    name_axis(scale.yaxis, WEIGHT)
+    name_axis(scale.xaxis, "brightness")
     scale.spines[:].set_visible(False)
     scale.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
     return scale

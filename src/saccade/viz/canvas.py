@@ -32,7 +32,8 @@ PLAIN: dict[str, Any] = {
     "usetex": False,
 }  # `$` and `\` in labels have no special meaning
 _MARGIN = 21 / DPI  # inches
-_TITLE_SIZE = 11.0  # points
+_TITLE_SIZE, _SUBTITLE_SIZE = 11.0, 8.5  # points
+_UNDER_TITLE = 5.0  # points between a title and its subtitle
 _SCALE, _BESIDE = 0.13, 0.14  # inches: width of a colour scale, and its distance from the map
 
 
@@ -54,24 +55,28 @@ class Canvas:
         shown, families = drawable_title(text)
         self.axes.text(x, y, shown, family=families, **PLAIN, **style)
 
-    def show_pixels(self, pixels: Array, title: str | None) -> "Figure":
+    def show_pixels(self, pixels: Array, title: str | None, subtitle: str | None = None) -> "Figure":
         """Draw an image ``[height, width, 3]`` on the canvas pixel by pixel, without axes; return the figure."""
         height, width, _ = pixels.shape
         self.axes.imshow(pixels, interpolation="nearest", aspect="auto", extent=(0, width, height, 0))
         self.axes.set_axis_off()
-        return self.finished(width / DPI, height / DPI, title)
+        return self.finished(width / DPI, height / DPI, title, subtitle)
 
-    def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
+    def finished(
+        self,
+        width: float,
+        height: float,
+        title: str | None,
+        subtitle: str | None = None,
+        *,
+        title_width: float | None = None,
+    ) -> "Figure":
         """Fit the canvas around a map of ``width`` x ``height`` inches and the text next to it; return the figure.
 
-        The title is wrapped to the width of the map, or to ``title_width`` inches; existing line breaks are kept.
+        The title, and the smaller subtitle below it, are wrapped to the width of the map, or to ``title_width`` inches;
+        existing line breaks are kept.
         """
-        if title is not None:
-            columns = int((width if title_width is None else title_width) * 72 / (0.55 * _TITLE_SIZE))
-            lines = [drawable_title(line) for line in wrapped(title, max(columns, 40))]
-            families = lines[0][1] if len(lines) == 1 else drawable_title(" ".join(title.splitlines()))[1]
-            shown = "\n".join(line for line, _ in lines)
-            self.axes.set_title(shown, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
+        self._write_titles(title, subtitle, width if title_width is None else title_width)
         left = bottom = right = top = 1.0
         # Measure twice, because ticks may move when the axes are resized.
         for _ in range(2):
@@ -84,8 +89,27 @@ class Canvas:
         self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
         return self.figure
 
-    def add_scale(self, image: "AxesImage", most: float | None = None) -> None:
-        """Draw the colour scale of ``image`` to the right of the map, with an arrow if some values exceed it."""
+    def _write_titles(self, title: str | None, subtitle: str | None, width: float) -> None:
+        """Write a title and a subtitle above the map; either may be missing."""
+        below = None if subtitle is None else _wrapped_text(subtitle, width, _SUBTITLE_SIZE)
+        if not title:
+            if below is not None:
+                self.axes.set_title(below[0], loc="left", size=_SUBTITLE_SIZE, family=below[1], pad=10, **PLAIN)
+            return
+        shown, families = _wrapped_text(title, width, _TITLE_SIZE)
+        room = 0.0 if below is None else _UNDER_TITLE + 1.2 * _SUBTITLE_SIZE * (below[0].count("\n") + 1)
+        heading = self.axes.set_title(shown, loc="left", size=_TITLE_SIZE, family=families, pad=10 + room, **PLAIN)
+        if below is not None:
+            where: dict[str, Any] = {"xycoords": heading, "textcoords": "offset points", "va": "top"}
+            self.axes.annotate(
+                below[0], (0, 0), (0, -_UNDER_TITLE), size=_SUBTITLE_SIZE, family=below[1], **where, **PLAIN
+            )
+
+    def add_scale(self, image: "AxesImage", most: float | None = None) -> "Axes":
+        """Draw the colour scale of ``image`` to the right of the map, with an arrow if some values exceed it.
+
+        Return the axes of the scale.
+        """
         scale = self.add_scale_axes(_SCALE)
         above = "neither" if most is None else "max"
         bar = self.figure.colorbar(image, cax=scale, extend=above, extendfrac=0.04)
@@ -96,6 +120,7 @@ class Canvas:
         if most is not None:
             shown, families = drawable_title(translated("up to {most}", most=f"{most:.2g}"))
             scale.set_title(shown, size=8, color=INK, pad=4, loc="left", family=families)
+        return scale
 
     def add_scale_axes(self, width: float) -> "Axes":
         """Add empty axes for a scale, ``width`` inches wide and as high as the map, to the right of the map."""
@@ -108,6 +133,13 @@ class Canvas:
         self.axes.set_position((left / across, bottom / up, width / across, height / up))
         for scale, scale_width in zip(self.figure.axes[1:], self.scale_widths, strict=True):
             scale.set_position(((left + width + _BESIDE) / across, bottom / up, scale_width / across, height / up))
+
+
+def _wrapped_text(text: str, width: float, size: float) -> tuple[str, list[str]]:
+    """Wrap a title of a font size in points to ``width`` inches; return its text, and the font families to draw it."""
+    lines = wrapped(text, max(int(width * 72 / (0.55 * size)), 40))
+    families = drawable_title(" ".join(text.splitlines()))[1]
+    return "\n".join(drawable_title(line)[0] for line in lines), families
 
 
 def colours(*, signed: bool = False) -> "Colormap":

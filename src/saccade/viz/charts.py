@@ -14,7 +14,7 @@ from saccade.support.validation import check_type
 from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of, max_pool
 from saccade.viz.canvas import DPI, GREY, INK, INKS, PLAIN, blank, colours, dress, whole_pixels
 from saccade.viz.fonts import drawable_title
-from saccade.viz.ticks import check_labels, name_axis, name_columns, number_logarithmically
+from saccade.viz.ticks import WEIGHT, check_labels, name_axis, name_columns, number_logarithmically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,6 +149,7 @@ def channel_weights(
     x_labels: Sequence[str] | None = None,
     title: str | None = None,
     x_name: str = "channel",
+    y_name: str = WEIGHT,
     limits: tuple[float, float] | None = None,
 ) -> "Figure":
     """Draw a bar chart of channel weights, in channel order.
@@ -162,6 +163,7 @@ def channel_weights(
         x_labels: one per channel, shown literally, without math mode; numbers from 0 if None.
         title: text above the figure.
         x_name: name of the horizontal axis.
+        y_name: name of the vertical axis.
         limits: the two ends of the vertical axis. If None, they are 0 and 1 if all weights lie between 0 and 1;
             otherwise they are computed from the weights.
 
@@ -197,8 +199,10 @@ def channel_weights(
     gap = 0.8 if width * DPI / len(bars) > 6 else 1.0
     axes.bar(centres, bars - base, bottom=base, width=gap * step, color=colours()(0.25 + 0.65 * share))
     axes.set(xlim=(-0.5, channels - 0.5), ylim=(low, high))
+    name_columns(axes, x_labels, x_name, channels, width, below=True)
+    name_axis(axes.yaxis, y_name)
     dress(axes)
-    name_columns(axes, x_labels, x_name, channels, width)
+    axes.tick_params(axis="x", length=0 if x_labels is not None else 2)
     return canvas.finished(width, _BAR_HEIGHT, title)
 
 

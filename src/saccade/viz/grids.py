@@ -11,6 +11,7 @@ from saccade.support.columns import display_width
 from saccade.support.errors import type_error, value_error
 from saccade.viz.arrays import Array, as_matrix, as_numbers, contrast_limits
 from saccade.viz.canvas import INK, Canvas, blank, colours
+from saccade.viz.titles import short_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,10 +92,10 @@ def _label_axes(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, lef
     layers, heads = shape
     for layer in range(0, layers, _label_interval(layers, 1)):
         y = top + (layer + 0.5) * cell
-        canvas.axes.text(left - 5, y, f"L{layer}", size=7.5, ha="right", va="center", color=INK)
+        canvas.write(left - 5, y, short_name(layer=layer), size=7.5, ha="right", va="center")
     for head in range(0, heads, _label_interval(heads, 1 if cell > _WIDEST_NUMBER or heads <= _ONE_DIGIT else 2)):
         x = left + (head + 0.5) * cell
-        canvas.axes.text(x, top + layers * cell + 4, f"H{head}", size=7.5, ha="center", va="top", color=INK)
+        canvas.write(x, top + layers * cell + 4, short_name(head=head), size=7.5, ha="center", va="top")
 
 
 def _grids_by_name(values: object) -> dict[str, Array]:

@@ -13,7 +13,7 @@ from saccade.viz.arrays import Array, as_matrix, masked, max_pool, scale_of
 from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
 from saccade.viz.mask_maps import matrix_of_mask, refuse_lengths, refuse_with_mask, visible_cells
 from saccade.viz.pooled_maps import check_batch_and_head, check_no_lazy_options, map_of, position_labels
-from saccade.viz.ticks import check_labels, name_columns, name_rows
+from saccade.viz.ticks import KEY, QUERY, WEIGHT, check_labels, name_axis, name_columns, name_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +24,9 @@ ANNOTATED_AT_MOST = 40  # maximum number of rows or columns of a map with number
 _LONGEST, _PLAIN = 9.0, 5.0  # inches: longest side of the map, with labels and without
 _SHORTEST = 0.9  # inches: minimum length of the shorter side
 _LINES = "#e4e4e9"  # colour of the lines between cells
+_DARK = (
+    0.3  # luminance at which white text has the contrast 3 : 1; black text on darker reds and purples is hard to read
+)
 _VISIBLE = 1.5  # upper end of a mask's scale, on which allowed pairs have the value 1
 
 
@@ -37,8 +40,10 @@ def heatmap(
     y_labels: Sequence[str] | None = None,
     annotate: bool = False,
     title: str | None = None,
-    x_name: str = "key",
-    y_name: str = "query",
+    subtitle: str | None = None,
+    x_name: str = KEY,
+    y_name: str = QUERY,
+    scale_name: str | None = None,
     limits: tuple[float, float] | None = None,
     allowed: object = None,
     log: bool = False,
@@ -70,10 +75,13 @@ def heatmap(
             are cut. A label with a character that no installed font supports is replaced by its number, counted from 1:
             ``#4``.
         y_labels: one label per query.
-        annotate: whether to write every value into its cell; for at most 40 rows and 40 columns.
+        annotate: whether to write every value into its cell; for at most 40 rows and 40 columns. The cell of a value
+            that would be written as 0.00 stays empty.
         title: text above the figure.
+        subtitle: smaller text below the title.
         x_name: name of the columns.
         y_name: name of the rows.
+        scale_name: name of the values, written next to the colour scale; "weight" if None, and "" for no name.
         limits: the values at the two ends of the colour scale; computed from the matrix if None.
         allowed: bool, broadcastable to the weights: the visible pairs; all if None. Not needed for a lazy matrix, which
             has a mask.
@@ -96,7 +104,7 @@ def heatmap(
     """
     is_mask = isinstance(weights, Mask)
     if isinstance(weights, Mask):
-        refuse_with_mask(annotate=annotate, limits=limits, allowed=allowed, log=log)
+        refuse_with_mask(annotate=annotate, scale_name=scale_name, limits=limits, allowed=allowed, log=log)
         weights = matrix_of_mask(weights, q_len, kv_len, x_labels, y_labels)
     else:
         refuse_lengths(q_len=q_len, kv_len=kv_len)
@@ -124,14 +132,17 @@ def heatmap(
         rows, columns = position_labels(weights, item)
     cells = max_pool(matrix, *pixels)
     if is_mask:
-        _draw_cells(canvas, visible_cells(cells), shape, (0.0, _VISIBLE, False), log=False, has_bar=False)
+        _draw_cells(canvas, visible_cells(cells), shape, (0.0, _VISIBLE, False), log=False, scale_name=None)
     else:
-        image = _draw_cells(canvas, cells, shape, scale_of(cells, limits, log=log), log=log)
+        scale = scale_of(cells, limits, log=log)
+        image = _draw_cells(
+            canvas, cells, shape, scale, log=log, scale_name=WEIGHT if scale_name is None else scale_name
+        )
     name_columns(canvas.axes, x_labels, x_name, shape[1], width, columns)
     name_rows(canvas.axes, y_labels, y_name, shape[0], height, rows)
     if annotate:
         _draw_values(canvas.axes, image, cells)
-    return canvas.finished(width, height, title)
+    return canvas.finished(width, height, title, subtitle)
 
 
 def draw_cell_lines(axes: "Axes", rows: int, columns: int) -> None:
@@ -166,9 +177,9 @@ def _draw_cells(
     scale: tuple[float, float, bool],
     *,
     log: bool,
-    has_bar: bool = True,
+    scale_name: str | None,
 ) -> "AxesImage":
-    """Draw the cells of a heatmap, and the colour scale next to it."""
+    """Draw the cells of a heatmap and, unless ``scale_name`` is None, the colour scale next to it."""
     from matplotlib.colors import LogNorm, Normalize  # noqa: PLC0415  matplotlib is optional
 
     (rows, columns), (low, high, has_larger), axes = shape, scale, canvas.axes
@@ -183,25 +194,28 @@ def _draw_cells(
         extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )
     draw_cell_lines(axes, rows, columns)
-    if has_bar:
-        canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if has_larger else None)
+    if scale_name is not None:
+        bar = canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if has_larger else None)
+        name_axis(bar.yaxis, scale_name)
     return image
 
 
 def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
-    """Write each value of a heatmap into its cell, in black or white, whichever has more contrast with the cell."""
+    """Write each value of a heatmap into its cell, in white where that is readable and otherwise in black.
+
+    A cell whose value rounds to 0 stays empty.
+    """
     pattern = "{:.2f}" if np.nanmax(np.abs(matrix)) < 10 else "{:.3g}"
     for (row, column), value in np.ndenumerate(matrix):
         red, green, blue, _ = image.to_rgba(np.array([value]))[0]
         text = pattern.format(value) if np.isfinite(value) else "–"
-        colour = "black" if _luminance(red, green, blue) > 0.179 else "white"
+        if np.isfinite(value) and float(text) == 0:
+            continue
+        colour = "white" if _luminance(red, green, blue) < _DARK else "black"
         axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
 
 
 def _luminance(red: float, green: float, blue: float) -> float:
-    """Return the relative luminance of a heatmap colour, as defined by WCAG 2.
-
-    If it is above 0.179, black text has more contrast than white text.
-    """
+    """Return the relative luminance of a heatmap colour, as defined by WCAG 2."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))

@@ -9,9 +9,11 @@ import numpy as np
 from saccade.matrix import Matrix
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
+from saccade.support.language import translated
 from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool, robust_top, scale_of
-from saccade.viz.canvas import INK, blank, colours
+from saccade.viz.canvas import blank, colours
 from saccade.viz.pooled_maps import check_no_lazy_options, maps_of
+from saccade.viz.titles import short_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 _TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 34, 4
 _FEW = 4  # up to this number, maps are always in one row
 _TINY = 1e-30  # stands for 0 on a logarithmic scale
+SCALES = {
+    (False, False): "Each map has its own colour scale, from 0 to its largest weight, sinks aside.",
+    (True, False): "All maps share one colour scale, from 0 to the largest weight, sinks aside.",
+    (False, True): "Each map has its own logarithmic colour scale: four decades up to its largest weight.",
+    (True, True): "All maps share one logarithmic colour scale: four decades up to the largest weight.",
+}
+"""What a mosaic says of its colour scales, by whether all maps share one and whether it is logarithmic."""
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 
@@ -39,14 +48,15 @@ def mosaic(
 
     Each map has its own scale from 0 to its largest weight (or less if there are sinks; see `heatmap`), so that a
     diffuse head shows its shape as clearly as a sharp one. With ``shared_scale``, equal colours mean equal weights in
-    all maps. Maps with more cells than pixels show the largest value in each group of neighbours.
+    all maps. A subtitle says which of the two holds. Maps with more cells than pixels show the largest value in each
+    group of neighbours.
 
     Args:
         weights: a lazy matrix of any length, or a list of lazy matrices, one per layer, such as
             ``encoder.matrices(tokens)``; or a tensor, an array or nested lists of shape
             ``[layers, heads, q_len, kv_len]`` (drawn with one row per layer) or ``[heads, q_len, kv_len]``.
         batch: the batch item of lazy matrices to draw.
-        title: text above the figure.
+        title: text above the figure; "every head of every layer" if None, and "" for no title.
         highlight: the map to frame, ``(layer, head)`` or ``(head,)``.
         shared_scale: whether all maps share one colour scale.
         allowed: bool, broadcastable to the weights: True for visible pairs, False for pairs to draw in grey. All pairs
@@ -85,10 +95,12 @@ def mosaic(
         low, high = limits[number]
         pixels = (_enlarged(flat[number], height, width) - low) / (high - low)  # values above 1 get the last colour
         sheet[top : top + height, left : left + width] = palettes[low < 0 and not log](pixels)[..., :3]
-        name = " ".join(f"{letter}{i}" for letter, i in zip("LH"[-len(index) :], index, strict=True))
-        weight = "bold" if chosen else "normal"
-        canvas.axes.text(left, top - 5, name, size=7.5, color=INK, weight=weight, va="bottom")
-    return canvas.show_pixels(sheet, title)
+        name = short_name(**dict(zip(("layer", "head")[-len(index) :], index, strict=True)))
+        weight = "bold" if chosen and name.isascii() else "normal"  # Chinese fonts often have no bold face
+        canvas.write(left, top - 5, name, size=7.5, weight=weight, va="bottom")
+    if title is None:
+        title = translated("Every head (H) of every layer (L)" if len(grid) == 2 else "Every head (H)")
+    return canvas.show_pixels(sheet, title, translated(SCALES[shared_scale, log]))
 
 
 def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[int, int]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LONGER = 3.2  # inches: length of the longer side
 _SHORTER = 0.5  # inches: minimum length of the shorter side
+_GAP = 0.05  # distance between an image and its map, as a share of its width
 _LUMINANCE = (0.299, 0.587, 0.114)  # weights of red, green and blue in perceived brightness
 
 
@@ -31,11 +32,11 @@ def spatial_map(
 ) -> "Figure":
     """Draw a map of weights over the image it belongs to.
 
-    The image is drawn in grey, so that colours show only weights: where weights are low, the image is unchanged, and
-    where they are high, it turns red; weights below 0 are blue. The bar shows weight from bottom to top and the
-    image's brightness from left to right, so it contains every colour of the figure. A map of a different size is
-    resized smoothly to the image. If the smallest weight is above half of the largest, the scale starts at the smallest
-    weight instead of 0.
+    Below the weights, the image is drawn in grey, so that colour shows only weight: where weights are low, the grey
+    image is unchanged, and where they are high, it turns red; weights below 0 are blue. An image with colours is also
+    drawn unchanged, to the left. The bar shows weight from bottom to top and the image's brightness from left to right,
+    so it contains every colour of the map. A map of a different size is resized smoothly to the image. If the smallest
+    weight is above half of the largest, the scale starts at the smallest weight instead of 0.
 
     Args:
         image: ``[H, W]``, ``[1, H, W]`` or ``[3, H, W]`` (red, green, blue): a tensor, an array or nested lists. Its
@@ -63,10 +64,15 @@ def spatial_map(
         raise value_error("opacity", "be between 0 and 1", repr(opacity))
     ends = contrast_limits(plane, limits)
     canvas = blank()
+    pixels = blend(grey, resized(plane, grey.shape), ends, opacity)
     height, width = (whole_pixels(max(side * _LONGER / max(grey.shape), _SHORTER)) for side in grey.shape)
+    unchanged = as_colours(image)
+    if (unchanged != unchanged[..., :1]).any():
+        gap = np.ones((len(grey), max(1, round(_GAP * grey.shape[1])), 3))
+        pixels = np.concatenate([unchanged, gap, pixels], axis=1)
+        width = whole_pixels(width * pixels.shape[1] / grey.shape[1])
     axes = canvas.axes
-    blended = blend(grey, resized(plane, grey.shape), ends, opacity)
-    axes.imshow(blended, aspect="auto", interpolation="antialiased")
+    axes.imshow(pixels, aspect="auto", interpolation="antialiased")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     add_blended_scale(canvas, grey, ends, opacity)
@@ -78,6 +84,15 @@ def as_grey(image: object) -> Array:
     planes = as_plane("image", image, (1, 3))
     low, high = float(planes.min()), float(planes.max())
     return (planes - low) / (high - low) if low < high else np.full_like(planes, 0.5)
+
+
+def as_colours(image: object) -> Array:
+    """Return an image's colours for an overlay, ``[H, W, 3]``, from 0 to 1; a grey image has three equal channels."""
+    array = as_numbers("image", image)
+    if array.ndim == 3 and array.shape[0] == 3:
+        low, high = float(array.min()), float(array.max())
+        return np.moveaxis((array - low) / (high - low) if low < high else np.full_like(array, 0.5), 0, -1)
+    return np.repeat(as_grey(image)[..., None], 3, axis=-1)
 
 
 def as_plane(argument: str, values: object, channels: tuple[int, ...]) -> Array:

@@ -16,7 +16,7 @@ from saccade.support.validation import check_number, is_integer
 from saccade.viz.arrays import Array, as_numbers, contrast_limits
 from saccade.viz.blending import add_blended_scale, blend
 from saccade.viz.canvas import blank
-from saccade.viz.overlays import as_grey, as_plane, resized
+from saccade.viz.overlays import as_colours, as_grey, resized
 from saccade.viz.pooled_maps import check_batch_and_head
 
 if TYPE_CHECKING:
@@ -83,13 +83,13 @@ def overlay(
     check_number("opacity", opacity)
     if not 0 <= opacity <= 1:
         raise value_error("opacity", "be between 0 and 1", repr(opacity))
-    grey, pixels = as_grey(image), _as_colours(image)
+    grey, colours = as_grey(image), as_colours(image)
     maps = {name: _as_map(row, patches, grid) for name, row in _rows_by_word(weights, queries, batch, head).items()}
     ends = contrast_limits(np.stack(list(maps.values())), limits)
     canvas = blank()
     height, width = (max(round(side * _SIDE / max(grey.shape)), 1) for side in grey.shape)
     plain = _sized(grey, height, width)
-    pictures = [np.stack([_sized(channel, height, width) for channel in pixels], -1).clip(0, 1)]
+    pictures = [np.stack([_sized(channel, height, width) for channel in np.moveaxis(colours, -1, 0)], -1).clip(0, 1)]
     pictures += [blend(plain, _enlarged_patches(cells, height, width), ends, opacity) for cells in maps.values()]
     names = ["", *maps]
     columns = ceil(len(pictures) / ceil(len(pictures) / _ACROSS))
@@ -207,15 +207,6 @@ def _grid(grid: object, count: int, *, is_exact: bool) -> tuple[int, int]:
         hint = "models that merge patches have a smaller grid: half as many rows and columns for 2 x 2"
         raise value_error("grid", f"have as many cells as there are patches, {count}", f"{rows} x {columns}", hint=hint)
     return rows, columns
-
-
-def _as_colours(image: object) -> list[Array]:
-    """Return the red, green and blue channels of an image, from 0 to 1; in a grey image, they are equal."""
-    array = as_numbers("image", image)
-    if array.ndim == 3 and array.shape[0] == 3:
-        low, high = float(array.min()), float(array.max())
-        return list((array - low) / (high - low)) if low < high else list(np.full_like(array, 0.5))
-    return [as_grey(as_plane("image", image, (1, 3)))] * 3
 
 
 def _sized(plane: Array, height: int, width: int) -> Array:

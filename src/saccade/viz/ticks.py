@@ -1,8 +1,9 @@
-"""Tick labels along the axes of a map; some are skipped if there are too many to read."""
+"""Names and tick labels along the axes of a map; some labels are skipped if there are too many to read."""
 
+import re
 from collections.abc import Sequence
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,12 +16,18 @@ from saccade.viz.fonts import drawable_labels, drawable_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
+    from matplotlib.axis import Axis, YAxis
 
 _SIZE = 9.0  # points
 _SMALL = 1e-6  # smallest number that is written in full on a logarithmic axis
 _FEW_DECADES = 2  # a logarithmic axis that is shorter than this is also numbered at 2 and 5
 _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
+# Names of the columns, rows and entries of an attention matrix in all figures, also where words are the tick labels.
+KEY, QUERY, WEIGHT = "key", "query", "weight"
+_WIDE = (
+    "\u1100-\u11ff\u2e80-\ua4cf\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60"  # CJK characters and punctuation
+)
+_STACKED = re.compile(rf"（[^）]*）|[{_WIDE}]|[^{_WIDE}]+")
 
 
 def check_labels(argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
@@ -39,13 +46,17 @@ def name_columns(
     count: int,
     width: float,
     positions: Ints | None = None,
+    *,
+    below: bool = False,
 ) -> None:
-    """Write tick labels, or numbers, above a map ``width`` inches wide, slanted if they do not fit."""
-    axes.xaxis.set_label_position("top")
-    axes.xaxis.tick_top()
+    """Write tick labels, or numbers, above or ``below`` a map ``width`` inches wide, slanted if they do not fit."""
+    if not below:
+        axes.xaxis.set_label_position("top")
+        axes.xaxis.tick_top()
     slanted = _write_ticks(axes.xaxis, labels, name, count, width, positions, across=True)
+    anchor: dict[str, Any] = {"ha": "right", "va": "top"} if below else {"ha": "left", "va": "bottom"}
     for label in axes.get_xticklabels() if slanted else ():
-        label.set(rotation=45, ha="left", va="bottom", rotation_mode="anchor")
+        label.set(rotation=45, rotation_mode="anchor", **anchor)
 
 
 def name_rows(
@@ -61,9 +72,39 @@ def name_rows(
 
 
 def name_axis(axis: "Axis", name: str) -> None:
-    """Write the name of a map's axis next to the axis."""
+    """Write the name of a map's axis next to the axis; the Chinese characters of a vertical name stay upright."""
+    from matplotlib.axis import YAxis  # noqa: PLC0415  matplotlib is optional
+
     shown, families = drawable_title(translated(name))
-    axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **PLAIN)
+    style = "normal" if _has_chinese(shown) else "italic"
+    axis.set_label_text(shown, size=_SIZE, family=families, style=style, **PLAIN)
+    if isinstance(axis, YAxis):
+        keep_upright(axis)
+
+
+def keep_upright(axis: "YAxis") -> None:
+    """Stack the characters of a vertical axis's name if it contains Chinese, which is not readable on its side."""
+    name = axis.label.get_text()
+    if _has_chinese(name):
+        side = "right" if str(axis.get_label_position()) == "left" else "left"
+        axis.label.set(rotation=0, rotation_mode="default", ha=side, va="center", multialignment="center")
+        axis.label.set(text=stacked(name), linespacing=1.0)
+
+
+def stacked(name: str) -> str:
+    """Put each Chinese character of a name on a line of its own; other words, and a unit in parentheses, stay whole.
+
+    Example:
+        >>> stacked("延迟（毫秒）").splitlines()
+        ['延', '迟', '（毫秒）']
+        >>> stacked("第 10 层").splitlines()
+        ['第', '10', '层']
+    """
+    return "\n".join(piece for match in _STACKED.finditer(name) if (piece := match[0].strip()))
+
+
+def _has_chinese(name: str) -> bool:
+    return re.search(f"[{_WIDE}]", name) is not None
 
 
 def plain_number(x: float) -> str:
@@ -98,7 +139,7 @@ def _write_ticks(
     name_axis(axis, name)
     if labels is None:
         axis.set_tick_params(which="major", length=3, color=INK, labelcolor=INK, labelsize=_SIZE)
-        _write_numbers(axis, np.arange(count) if positions is None else positions, length, across=across)
+        _write_numbers(axis, np.arange(count) if positions is None else positions, length)
         return False
     drawable, families = drawable_labels(labels)
     room = length * 72 / count  # points per cell
@@ -109,12 +150,13 @@ def _write_ticks(
     return slanted
 
 
-def _write_numbers(axis: "Axis", positions: Ints, length: float, *, across: bool) -> None:
+def _write_numbers(axis: "Axis", positions: Ints, length: float) -> None:
     """Number the ticks of an axis with round numbers or, if positions are not consecutive, with selected positions."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
-    # Use as many ticks as fit; small maps number every cell.
-    room = (len(f"{positions.max():,}") + 3) * _COLUMN if across else 2.5 * _SIZE
+    # As many ticks as fit across, also on the other axis, so that a square map is numbered alike on both. Small maps
+    # number every cell.
+    room = (len(f"{positions.max():,}") + 3) * _COLUMN
     steps = max(1, min(len(positions), int(length * 72 / room), 12))
     locator = MaxNLocator(nbins=steps, integer=True, steps=[1, 2, 5, 10])
     first = int(positions[0]) if (np.diff(positions) == 1).all() else 0

@@ -1,9 +1,10 @@
-"""Wrap titles: keep their line breaks and break long lines, but never inside "layer 1, head 3"."""
+"""Wrap titles, but never inside "layer 1, head 3", and keep their line breaks. Name layers and heads in short."""
 
 import re
 import unicodedata
 
 from saccade.support.columns import display_width
+from saccade.support.language import translated
 
 _UNBREAKABLE = re.compile(r"\b(?:layers?|heads?|L|H)\s\d+(?:,\s(?:layers?|heads?|L|H)\s\d+)*", re.IGNORECASE)
 _NOT_FIRST = frozenset("，。、；：？！）」』》”’,.;:?!)]}%")  # no line begins with one of these
@@ -19,6 +20,17 @@ def wrapped(title: str, columns: int) -> list[str]:
         ['What a word looks at:', 'layer 1, head 3']
     """
     return [line for part in title.splitlines() or [""] for line in _filled(part, columns)]
+
+
+def short_name(**index: int) -> str:
+    """Return the short name of a layer, of a head, or of a head in a layer.
+
+    Example:
+        >>> short_name(layer=0, head=3)
+        'L0 H3'
+    """
+    names = {"layer": "L{layer}", "head": "H{head}"}
+    return " ".join(translated(names[kind], **{kind: number}) for kind, number in index.items())
 
 
 def _filled(text: str, columns: int) -> list[str]:

@@ -29,6 +29,7 @@ PAIRS += [
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[\w-]*)$")
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_IN_CHINESE = "$ saccade --lang zh "
 _HIDDEN_TOKENS = (tokenize.COMMENT, tokenize.NL)
 _SLOW = ("learning.md", "conformance.md", "audit.md", "theory-trained.md", "approximate.md", "figures.md")
 
@@ -83,6 +84,12 @@ def with_python() -> list[object]:
     ]
 
 
+def with_commands() -> list[Path]:
+    """English documents with commands, and Chinese ones whose commands print Chinese; the output of others is equal."""
+    english = [own for own, _ in PAIRS if "```console" in own.read_text("utf-8")]
+    return english + [own for _, own in PAIRS if f"\n{_IN_CHINESE}" in own.read_text("utf-8")]
+
+
 @pytest.fixture
 def _threads(document):
     """What torch's operations hold grows with its threads, and the README says what two of them do; one is enough else.
@@ -121,7 +128,7 @@ def test_python_prints_what_the_document_shows(document, tmp_path, monkeypatch):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("document", [d for d, _ in PAIRS if "```console" in d.read_text("utf-8")], ids=named)
+@pytest.mark.parametrize("document", with_commands(), ids=named)
 def test_commands_print_what_the_document_shows(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -158,7 +165,10 @@ def test_make_targets_exist(document):
 
 @pytest.mark.parametrize("english, chinese", PAIRS, ids=[named(english) for english, _ in PAIRS])
 def test_both_languages_have_the_same_code(english, chinese):
-    ours, theirs = ([_without_comments(block) for block in said_by(page)] for page in (english, chinese))
+    ours, theirs = (said_by(page) for page in (english, chinese))
+    in_chinese = {block.text.partition("\n")[0] for block in theirs if block.text.startswith(_IN_CHINESE)}
+    commands = {command.replace(_IN_CHINESE, "$ saccade ") for command in in_chinese}
+    ours, theirs = ([_without_comments(block, in_chinese | commands) for block in blocks] for blocks in (ours, theirs))
     assert ours == theirs
 
 
@@ -170,12 +180,15 @@ def test_both_languages_have_the_same_pages():
     assert len(english) > 1
 
 
-def _without_comments(block: Block) -> tuple[str, object]:
+def _without_comments(block: Block, translated: set[str]) -> tuple[str, object]:
+    """What must be equal in both languages; of a command that is ``translated``, the command alone."""
     if block.language == "python":
         read = tokenize.generate_tokens(io.StringIO(block.text).readline)
         return block.language, [(token.type, token.string) for token in read if token.type not in _HIDDEN_TOKENS]
     if block.language == "mermaid":  # the same arrows, between words of each language
         return block.language, [re.sub(r'"[^"]*"|: .*', "", line) for line in block.text.splitlines() if ">" in line]
+    if block.language == "console" and (command := block.text.partition("\n")[0]) in translated:
+        return block.language, command.replace(_IN_CHINESE, "$ saccade ")
     if block.language == "sh":
         return block.language, [line.partition("#")[0].rstrip() for line in block.text.splitlines()]
     return block.language, block.text

@@ -160,7 +160,7 @@ def check_gate_of_channels(name: str, x: Tensor | None, key: Tensor) -> None:
 
 
 def check_decay_of_tokens(decay: Tensor | None, hint: str) -> None:
-    """Raise an error if a decay has a value for each channel, which a recurrence cannot have for the reason in the hint."""
+    """Raise an error, with a hint that gives the reason, if a decay has a value for each channel."""
     if decay is not None and decay.dim() == 4 and decay.shape[3] != 1:
         raise value_error("decay", "have one value for each token", list(decay.shape), hint=hint)
 
