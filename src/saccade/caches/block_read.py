@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from saccade.caches.buffers import reused
 from saccade.caches.call_arguments import Call
 from saccade.masks.rules.key_ranges import KeyRanges
-from saccade.support.torch_modes import any_true, is_plain
+from saccade.support.numerics import any_true
+from saccade.support.torch_modes import is_plain
 
 _AT_ONCE = 1 << 23  # bytes of keys to gather at a time, few enough to stay in a core's cache
 

@@ -20,8 +20,7 @@ from saccade.statistics import Block, Received, Statistic
 from saccade.statistics.row_block import as_slice
 from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import value_error
-from saccade.support.numerics import wide_dtype
-from saccade.support.torch_modes import any_true
+from saccade.support.numerics import any_true, wide_dtype
 from saccade.support.validation import ShapeSpec, check_int
 
 _SCORES = ShapeSpec("scores [batch, kv_heads, columns]")

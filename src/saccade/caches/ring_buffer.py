@@ -14,7 +14,8 @@ from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.masks import Mask, Segments
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.torch_modes import any_true, has_values
+from saccade.support.numerics import any_true
+from saccade.support.torch_modes import has_values
 from saccade.support.validation import check_int
 
 _FARTHEST = 1 << 62  # beyond all positions

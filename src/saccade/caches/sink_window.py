@@ -15,7 +15,7 @@ from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import unsupported, value_error
-from saccade.support.torch_modes import any_true
+from saccade.support.numerics import any_true
 from saccade.support.validation import check_int, check_type
 
 

@@ -25,7 +25,7 @@ from saccade.engine.dispatch import choose_kernel
 from saccade.engine.explanation import Explanation
 from saccade.engine.kernels.kernel import KernelWithBackward
 from saccade.engine.memory_accounting import Watch
-from saccade.mechanisms.fake_tensors import assuming_finite
+from saccade.mechanisms.readable_tensors import assuming_finite
 from saccade.support.errors import unsupported
 
 _FREE = {"empty", "new_empty", "empty_like", "empty_strided", "device", "detach", "lift_fresh", "_local_scalar_dense"}

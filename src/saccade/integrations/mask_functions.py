@@ -12,7 +12,7 @@ from saccade.integrations.lazy_mask import Placed
 from saccade.integrations.tensor_masks import both
 from saccade.integrations.traced_functions import MaskFunction, closure_of, name_of
 from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
-from saccade.support.torch_modes import any_true
+from saccade.support.numerics import any_true
 
 
 def placed_rule(

@@ -12,8 +12,8 @@ from saccade.masks import Causal, Full, Mask, Segments
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.algebra import Sum
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
-from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.mask_support import Visible
+from saccade.mechanisms.readable_tensors import is_readable
 from saccade.mechanisms.segments import EarlierSegments, SegmentLayout
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error

@@ -14,7 +14,7 @@ from saccade.masks import Causal, Documents, Full, Mask, Window
 from saccade.matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
-from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
+from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, unsupported, value_error

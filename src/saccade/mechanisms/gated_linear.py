@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.mechanisms.checked_mechanism import Inputs
-from saccade.mechanisms.fake_tensors import is_readable
+from saccade.mechanisms.readable_tensors import is_readable
 from saccade.mechanisms.recurrences.mechanism import GatedRecurrence, Recurrence
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.positions.token_positions import GivenPositions

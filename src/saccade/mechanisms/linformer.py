@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
-from saccade.mechanisms.fake_tensors import marks_or_none
 from saccade.mechanisms.low_rank import LowRankMatrix, MaskedTokens, NarrowSoftmax, why_not_keys_only
+from saccade.mechanisms.readable_tensors import marks_or_none
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
 from saccade.support.torch_modes import without_autocast

@@ -14,8 +14,8 @@ from saccade.engine.tiles.grouped_heads import groups_of, product
 from saccade.masks import Full, Mask
 from saccade.matrix import AttentionMatrix, Block
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
-from saccade.mechanisms.fake_tensors import is_readable, marks_or_none
 from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.mechanisms.readable_tensors import is_readable, marks_or_none
 from saccade.support.language import Message
 from saccade.support.torch_modes import without_autocast
 

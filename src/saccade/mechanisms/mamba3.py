@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.mechanisms.checked_mechanism import Inputs
-from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.features.sequence_order import check_in_order
 from saccade.mechanisms.linear_time import take_rows
+from saccade.mechanisms.readable_tensors import is_readable
 from saccade.mechanisms.recurrences.mechanism import (
     Recurrence,
     check_decay_of_tokens,

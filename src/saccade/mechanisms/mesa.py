@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from saccade.mechanisms.checked_mechanism import Inputs
-from saccade.mechanisms.fake_tensors import is_readable
+from saccade.mechanisms.readable_tensors import is_readable
 from saccade.mechanisms.recurrences.mechanism import GatedRecurrence, check_decay_of_tokens
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule

@@ -11,7 +11,7 @@ from saccade.matrix.algebra import Sum
 from saccade.matrix.block_sparse import restrict_to_blocks, select_blocks
 from saccade.mechanisms.block_mean_matrix import BlockMeanMatrix, block_means
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of, scale_of
-from saccade.mechanisms.fake_tensors import is_dry_run
+from saccade.mechanisms.readable_tensors import is_dry_run
 from saccade.positions.token_positions import GivenPositions
 from saccade.scorers.scorer import ScoreRows, exact_dtype
 from saccade.support.errors import hidden_by_vmap, unsupported, value_error

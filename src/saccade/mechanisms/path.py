@@ -16,10 +16,10 @@ from saccade.masks import Mask
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
-from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.forgetting import Forgetting, check_widths, last_keys, log_gates, with_gates
 from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, value_error
 from saccade.support.torch_modes import is_transformed, without_autocast

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from saccade.mechanisms.checked_mechanism import scale_of
-from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.feature_matrix import FeatureMechanism, Features
 from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, drawn_at_run_time, random_features
+from saccade.mechanisms.readable_tensors import is_readable
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import unobserved, without_autocast
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type, register_tensor

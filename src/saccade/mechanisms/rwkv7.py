@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from saccade.mechanisms.checked_mechanism import Inputs
-from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.mask_support import Visible
+from saccade.mechanisms.readable_tensors import is_readable
 from saccade.mechanisms.recurrences.mechanism import (
     Recurrence,
     check_gate_of_channels,

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from saccade.engine.tiles.grouped_heads import groups_of, product
 from saccade.matrix import Block
 from saccade.mechanisms.checked_mechanism import Inputs
-from saccade.mechanisms.fake_tensors import is_surely_finite, nonfinite_tokens
 from saccade.mechanisms.linear_time import LinearTimeMatrix, divide_rows, take_rows
+from saccade.mechanisms.readable_tensors import is_surely_finite, nonfinite_tokens
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
 

@@ -16,7 +16,7 @@ from saccade.engine.nested import Nested, is_nested
 from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
-from saccade.mechanisms.fake_tensors import is_dry_run
+from saccade.mechanisms.readable_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
 from saccade.nn.attention_heads import CallPositions, Heads, rotation_positions, with_temperature
 from saccade.nn.base_layer import AttentionLayer

@@ -12,7 +12,7 @@ from saccade.engine import dropout
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
-from saccade.mechanisms.fake_tensors import is_dry_run
+from saccade.mechanisms.readable_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSizes, absorb, expand_values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.mechanisms.fake_tensors import is_dry_run, is_readable
+from saccade.mechanisms.readable_tensors import is_dry_run, is_readable
 from saccade.nn.base_layer import Layer
 from saccade.nn.feed_forward import Activation, FeedForward
 from saccade.support.argument_hints import ArgumentHints

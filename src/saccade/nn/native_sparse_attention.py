@@ -11,7 +11,7 @@ from saccade.caches import CrossCache, LayerCache
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import NativeSparse
-from saccade.mechanisms.fake_tensors import is_dry_run
+from saccade.mechanisms.readable_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
 from saccade.nn.attention_heads import Heads
 from saccade.nn.base_layer import AttentionLayer

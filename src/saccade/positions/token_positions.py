@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import describe, hidden_by_vmap, type_error, value_error
-from saccade.support.torch_modes import any_true, has_values, is_mapped, is_tracing, is_transformed
+from saccade.support.numerics import any_true
+from saccade.support.torch_modes import has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import is_integer
 
 _LARGEST = 1 << 62  # sums of positions must fit into int64

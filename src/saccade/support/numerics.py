@@ -41,6 +41,11 @@ def not_finite(x: Tensor) -> Tensor:
     return ~torch.isfinite(x.detach()).all(-1)
 
 
+def any_true(marks: Tensor) -> bool:
+    """Return whether a bool tensor has a True value. A tensor without values counts as all False."""
+    return has_values(marks) and bool(marks.any())
+
+
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to compute in for tensors of ``dtype``: float64 for float64, and float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32

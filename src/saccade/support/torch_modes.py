@@ -145,11 +145,6 @@ def has_values(x: Tensor) -> bool:
     return not x.is_meta and not isinstance(x, FakeTensor)
 
 
-def any_true(marks: Tensor) -> bool:
-    """Return whether a bool tensor has a True value. A tensor without values counts as all False."""
-    return has_values(marks) and bool(marks.any())
-
-
 def is_plain(x: Tensor) -> bool:
     """Return whether a tensor is an ordinary tensor, which may be written in place and cached for later calls."""
     return type(x) in (Tensor, torch.nn.Parameter) and not is_tracing() and not is_transformed()

@@ -13,7 +13,7 @@ from saccade.engine.block_sparse.index import row_bounds
 from saccade.engine.inputs import AttentionInputs
 from saccade.plan.key_ranges import Bounds
 from saccade.support.errors import value_error
-from saccade.support.torch_modes import any_true
+from saccade.support.numerics import any_true
 
 _ENTRIES, _FEWEST = 1 << 18, 32  # number of scores processed at a time, and the smallest number of rows
 _MOST_RANGES = 8  # with at most this many ranges per row, visible keys are counted without evaluating pairs

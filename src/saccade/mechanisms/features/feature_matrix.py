@@ -17,12 +17,12 @@ from saccade.masks import Mask
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs
-from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite, nonfinite_tokens
 from saccade.mechanisms.features.chunks import CHUNK, Line, chunked_sums
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
 from saccade.mechanisms.features.sequence_order import Order, check_memory, line_of, rows_that_see
 from saccade.mechanisms.linear_time import LinearTimeMatrix, divide_rows
+from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite, nonfinite_tokens
 from saccade.support.torch_modes import without_autocast
 
 _PIECE = 1 << 20  # elements summed and divided at a time: 4 MB, small enough to reuse memory that was just freed

@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.masks import Causal, Documents, Full, Mask
 from saccade.matrix import Block
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
-from saccade.mechanisms.fake_tensors import is_readable, marks_or_none
+from saccade.mechanisms.readable_tensors import is_readable, marks_or_none
 from saccade.support.language import Message
 
 

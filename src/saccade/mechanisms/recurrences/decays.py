@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.mechanisms.fake_tensors import is_readable
+from saccade.mechanisms.readable_tensors import is_readable
 
 _STEPS = 8  # number of tokens whose decays are computed pair by pair if each channel has its own decay
 _SAFE = -60.0  # exp(60), times queries, keys and gradients, is finite in float32

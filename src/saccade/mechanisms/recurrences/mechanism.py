@@ -10,9 +10,9 @@ from torch import Tensor
 from saccade.caches import RecurrentCache
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
-from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.sequence_order import check_in_order
+from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, value_error

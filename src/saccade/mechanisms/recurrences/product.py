@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
+from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.recurrences.chunk_group import Group, backwards, forwards, scaled, segment_before, written_by
 from saccade.mechanisms.recurrences.recurrence_spec import (
     CHUNK,

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from saccade.caches.recurrent import Memory
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
-from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.features.sequence_order import Order, check_memory, rows_that_see
 from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.recurrences.product import product, transposed
 from saccade.mechanisms.recurrences.recurrence_spec import FEW, Rule, product_by_token
 from saccade.statistics import Received
