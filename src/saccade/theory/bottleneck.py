@@ -26,7 +26,7 @@ def mixture_of_two(hidden: Tensor, embedding: Tensor) -> Tensor:
 
 
 def factors(wanted: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return hidden states and embeddings of size ``width`` whose products best approximate the centred logs."""
+    """Return hidden states and embeddings of size ``width`` whose products best approximate the centred ln(wanted)."""
     left, values, right = torch.linalg.svd(centred_logs(wanted), full_matrices=False)
     return left[:, :width] * values[:width], right[:width].T
 
