@@ -81,7 +81,7 @@ def figure_of(
 
 
 def warn_of_unknown_words(text: str, words: Sequence[Word]) -> None:
-    """Warn the caller of `Encoder.show` once per process if the model does not know many words of a text.
+    """Warn the caller of `Encoder.show`, once per process, if many words of a text are not in the vocabulary.
 
     Args:
         text: the text.
@@ -103,7 +103,7 @@ def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: 
     """Return the layer and head to draw in the attention figure.
 
     If ``layer`` or ``head`` is None, choose the head whose attention between words is least explained by distance and
-    popular words.
+    by words to which most words attend.
     """
     if layer is not None and head is not None:
         return Head(layer, head, float("nan"))
