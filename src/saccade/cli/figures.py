@@ -29,12 +29,12 @@ _CHOSEN = "#00738c"
 
 
 def without_special(subject: Subject, weights: Tensor) -> tuple[Subject, Tensor]:
-    """Remove special tokens from a text and from its attention weights, for figures.
+    """Remove special tokens from the words of a text and from the weights between them, for figures.
 
     The weights are not renormalised: a row sums to 1 minus the weight that its word gives to special tokens.
 
     Args:
-        subject: the matrices of the text.
+        subject: the text, with special tokens among its words.
         weights: weights between words, ``[layers, heads, words, words]``.
     """
     kept = [[index for index, word in enumerate(side) if not word.special] for side in (subject.rows, subject.columns)]
