@@ -44,7 +44,7 @@ def figure_of(
         words: the words of the tokens.
         layer, head: the head to draw; when None, the head with the most unexplained information.
         hide_special: whether special tokens such as [CLS] are left out of the figure.
-        title: the title; a description of the figure when None. The description is then the subtitle.
+        title: the title, with a description of the figure below it; if None, the description is the title.
 
     Raises:
         ValueError: the layer or head does not exist, there are no words, or the text is too long to hide its special

@@ -58,7 +58,7 @@ class Block(_Fields):
 
     @cached_property
     def largest(self) -> Tensor:
-        """Largest weight of each row of the block, at least 0, ``[batch, heads, rows]``."""
+        """Largest weight of each row of the block, at least `hidden`, ``[batch, heads, rows]``."""
         # Columns outside the ranges are 0, so the largest weight is 0 if all weights in the ranges are negative.
         return self.weights.amax(-1).clamp_min_(self.hidden)
 

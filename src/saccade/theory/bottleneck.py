@@ -21,7 +21,7 @@ def output_layer(hidden: Tensor, embedding: Tensor) -> Tensor:
 
 
 def mixture_of_two(hidden: Tensor, embedding: Tensor) -> Tensor:
-    """Return equal mixtures of two output layers; the second reverses the order of the hidden states' entries."""
+    """Return the mean distributions of two output layers; the second reads the hidden states' entries in reverse."""
     return (output_layer(hidden, embedding) + output_layer(hidden.flip(1), embedding)) / 2
 
 

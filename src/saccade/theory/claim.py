@@ -68,7 +68,7 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A statement that people make about attention, with a verdict that a run can contradict.
+    """A statement that people make about attention, with a verdict that measurements can contradict.
 
     Attributes:
         name: words joined by hyphens.
