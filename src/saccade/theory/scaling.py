@@ -149,7 +149,7 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
         q, k = draw.normal(samples, width), draw.normal(samples, width)
         scores = (q * k).sum(-1) * scale(width)
         yield estimate(Message("variance of the scaled scores, d_k = {width}", width=width), scores.square(), 1.0)
-    row = 3.0 * q[0] / q[0].norm()  # a query with length 3
+    row = 3.0 * q[0] / q[0].norm()  # a query of norm 3
     scores = k @ row * scale(128)
     yield estimate("variance in the row of a query of length 3, d_k = 128", scores.square(), 9.0 / 128)
 
