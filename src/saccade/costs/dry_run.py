@@ -204,7 +204,7 @@ def _with_past_keys(inputs: Any, past: int) -> Any:
 
 
 def _with_sums(inputs: Any) -> Any:
-    """Extend the decay bias of attention inputs, if any, so that all keys, including cached keys, have a decay sum."""
+    """Extend the decay bias of attention inputs, if any, to one cumulative decay for each key, including cached keys."""
     bias, (_, _, q_len, kv_len) = inputs.bias, inputs.shape
     if not isinstance(bias, DecayTerm):
         return inputs
