@@ -204,7 +204,7 @@ def _with_past_keys(inputs: Any, past: int) -> Any:
 
 
 def _with_sums(inputs: Any) -> Any:
-    """Extend the decay bias of attention inputs, if any, to one cumulative decay for each key, including cached keys."""
+    """Extend the decay bias of attention inputs, if any, to a cumulative decay for each key, including cached keys."""
     bias, (_, _, q_len, kv_len) = inputs.bias, inputs.shape
     if not isinstance(bias, DecayTerm):
         return inputs
