@@ -23,7 +23,7 @@ from saccade.text import visible
 
 
 class _LanguageAnywhere(TyperGroup):
-    """The group of commands, which takes ``--lang`` before and after the name of a command."""
+    """The group of commands; it accepts ``--lang`` before or after the name of a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         stop = args.index("--") if "--" in args else len(args)
@@ -68,7 +68,7 @@ def _print_version(requested: bool) -> None:
 
 
 def _set_language(context: typer.Context, requested: str | None) -> None:
-    """Set the language until the command ends."""
+    """Set the language of messages and help until the command ends; refuse languages that are not supported."""
     if context.resilient_parsing:
         return
     if requested is not None and requested not in LANGUAGES:

@@ -125,7 +125,7 @@ def _parsed(rules: Sequence[str]) -> list[Mask]:
 
 
 def _quality(task: str) -> Callable[[Mechanism | Mask], float]:
-    """Return a function that trains a small model on a task and returns its accuracy."""
+    """Return a function that trains a small model with a mechanism or mask on a task, and returns its accuracy."""
     if task not in QUESTIONS:
         refuse("compare", f"--quality must be one of {', '.join(QUESTIONS)}; got {visible(task)}")
     return quality_on(task)
@@ -175,7 +175,7 @@ def _compare(
 
 
 def _read_part(model_name: str, layer: int, length: int, total: int) -> str:
-    """Return the line that names model and layer, and the number of tokens that the model reads and leaves out."""
+    """Return a line of text that names the layer and the model, and says how many of the tokens the model reads."""
     values = {"model": visible(model_name), "layer": layer, "length": length, "total": total}
     if length == total:
         return translated("layer {layer} of {model}, {length:,} tokens", **values)

@@ -1,4 +1,4 @@
-"""Watch a command from a parent process, to report the trial in which a compiled kernel ends its process."""
+"""Watch a command from a parent process, to report which trial was running when a compiled kernel ended the process."""
 
 from __future__ import annotations
 

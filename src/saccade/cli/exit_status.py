@@ -39,9 +39,9 @@ def refuse_combination(context: typer.Context, chosen: str, others: Sequence[str
 
     Args:
         context: the context of the command.
-        chosen: the option that excludes the other options, such as "--json".
-        others: the excluded options.
-        why: a few words that explain the effect of ``chosen``.
+        chosen: an option that the user gave, such as "--json".
+        others: the options that have no effect together with it.
+        why: a few words that describe the effect of ``chosen``.
     """
     for option in _typed(context, others):
         refuse(context.info_name or "", f"{option} must be left out if {chosen} is given, which {why}")

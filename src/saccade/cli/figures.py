@@ -29,12 +29,12 @@ _CHOSEN = "#00738c"
 
 
 def without_special(subject: Subject, weights: Tensor) -> tuple[Subject, Tensor]:
-    """Remove special tokens from a text and from its attention weights, for figures.
+    """Remove special tokens from the words of a text and from the weights between them, for figures.
 
     The weights are not renormalised: a row sums to 1 minus the weight that its word gives to special tokens.
 
     Args:
-        subject: the matrices of the text.
+        subject: the text, with special tokens among its words.
         weights: weights between words, ``[layers, heads, words, words]``.
     """
     kept = [[index for index, word in enumerate(side) if not word.special] for side in (subject.rows, subject.columns)]
@@ -53,7 +53,7 @@ def figures(
         subject: the matrices of the text.
         weights: weights between words, ``[layers, heads, words, words]``.
         best: the head to show.
-        title: the title of every figure; the description of each is then its subtitle. When None, it is the title.
+        title: the title of every figure; if None, each figure gets a title of its own.
     """
     rows, columns = ([legible(word.text) for word in side] for side in (subject.rows, subject.columns))
     where = translated("layer {layer}, head {head}", layer=best.layer, head=best.head)
@@ -90,7 +90,7 @@ def draw_full_text(
         subject: the text, split into windows.
         best: the head to draw.
         advance: a function that is called after each window.
-        title: the title of the figure; the description is then its subtitle. When None, it is the title.
+        title: the title of the figure, with its description as the subtitle; if None, the description is the title.
 
     Cost: a forward pass per window; memory for one window and the figure.
     """

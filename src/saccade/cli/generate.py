@@ -204,7 +204,7 @@ class TextPrinter:
         typer.echo()
 
     def break_off(self) -> None:
-        """Print the generated text without an incomplete last character; end the line if anything was printed."""
+        """Print the rest of the text except an incomplete last character; end the line if any text was printed."""
         if self._waiting:
             self._print(self._text().rstrip(_UNFINISHED))
         if self._printed:

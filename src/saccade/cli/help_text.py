@@ -12,7 +12,7 @@ _ADDED = re.compile(r"\b(?:default(?=: .*\]$)|required(?=\]$))")  # as in "[defa
 
 
 class _Formatter(typer.Context.formatter_class):  # type: ignore[misc, valid-type]
-    """A formatter that writes the headings and the remarks of help in the current language."""
+    """A help formatter that translates headings, and Typer's remarks on options, into the current language."""
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         super().write_usage(prog, args, f"{translated('Usage')}: " if prefix is None else prefix)
@@ -43,7 +43,7 @@ def translate_help(command: Any) -> None:
 
 
 def translate_headings(context: typer.Context) -> None:
-    """Translate the headings of the help of a command that is running already."""
+    """Translate the help headings of a command whose context already exists."""
     context.formatter_class = _Formatter
 
 

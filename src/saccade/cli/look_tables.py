@@ -211,7 +211,7 @@ def _shown(word: Word) -> str:
 
 
 def _names(words: Sequence[Word]) -> list[str]:
-    """Return the words for a printed table; a word that occurs more than once gets its row number."""
+    """Return the words for a printed table; a word that occurs more than once is marked with its row number."""
     shown = [_shown(word) for word in words]
     counts = Counter(shown)
     return [word if counts[word] == 1 else f"{word} #{number}" for number, word in enumerate(shown, start=1)]

@@ -68,7 +68,7 @@ class TransformersModel:
 
 
 def _position_counts(model: nn.Module) -> Iterator[int]:
-    """Yield the number of usable positions in each position table with a padding index, as in RoBERTa."""
+    """Yield the number of usable positions of each position embedding that has a padding index, as in RoBERTa."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             yield module.num_embeddings - module.padding_idx - 1
@@ -97,7 +97,7 @@ def load_transformers(folder: Path) -> TransformersModel:
 
 
 def _check_layers(folder: Path) -> None:
-    """Raise an error if config.json has more layers than tensors, since transformers would allocate them first."""
+    """Raise an error if config.json states more layers than the file has tensors; transformers would allocate them."""
     config = read_config(folder)
     if not (folder / "model.safetensors").is_file():
         return

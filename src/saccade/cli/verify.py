@@ -135,7 +135,10 @@ def _heading(topic: str) -> str:
 
 
 def _documents(claims: Sequence[Claim]) -> list[Document]:
-    """Return documents with only the statements that the claims check, and for all claims also unchecked statements."""
+    """Return the documents, reduced to the statements that these claims check.
+
+    If all claims are passed, keep the statements that no claim checks, too. Documents without statements are omitted.
+    """
     names = {claim.name for claim in claims} | ({""} if len(claims) == len(CLAIMS) else set())
     documents = (
         one._replace(says=tuple(statement for statement in one.says if statement.claim in names)) for one in DOCUMENTS

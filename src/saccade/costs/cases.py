@@ -72,7 +72,7 @@ class Subject(NamedTuple):
         return self._replace(module=_without_memory(self.module, "cpu"), device="cpu")
 
     def tensors(self, length: int) -> tuple[Tensor, ...]:
-        """Return the inputs of the forecast's subject for a sequence length."""
+        """Return the module's inputs for a sequence length."""
         with torch.device(self.device):
             inputs = self.inputs(length)
         return inputs if isinstance(inputs, tuple) else (inputs,)
@@ -92,7 +92,7 @@ class Subject(NamedTuple):
         return sum(x.nbytes for layer in layers for x in (layer.keys, layer.values))
 
     def filled(self, length: int) -> dict[str, Any]:
-        """Return the cache argument of a call after ``length`` cached tokens.
+        """Return the keyword argument, as a dict, that passes a cache of ``length`` tokens to the module.
 
         The dict is empty if the forecast of each attention product can itself account for the cached tokens.
         """
@@ -150,7 +150,7 @@ def subject_of(
 
 
 def _checked(subject: Subject) -> Subject:
-    """Check that the memory of the subject's attention kernels can be forecast, and return the subject."""
+    """Return the subject; raise an error if the memory of one of its attention kernels cannot be forecast."""
     for mechanism in _softmaxes(subject.module):
         if mechanism.impl not in custom_op.KERNELS:
             reason = "the memory that it uses inside torch is not known before it runs"
@@ -164,7 +164,7 @@ def _softmaxes(module: nn.Module) -> list[Softmax]:
 
 
 def _with_any_kernel(module: nn.Module) -> nn.Module:
-    """Copy a module with ``impl="auto"`` to measure its cache, because every attention kernel needs the same cache."""
+    """Copy a module with ``impl="auto"``, to measure its cache, which does not depend on the attention kernel."""
     copied = _without_memory(module, "meta")
     for mechanism in _softmaxes(copied):
         mechanism.impl = "auto"

@@ -146,7 +146,7 @@ def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
 
 @contextmanager
 def _compiling_flag(value: bool) -> Iterator[None]:
-    """Set torch's compiling flag in a dry run, so that code depends only on shapes and attention is a custom op."""
+    """Set torch's compiling flag within the block; if True, code reads only shapes, and attention is a custom op."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = value
     try:
@@ -157,7 +157,7 @@ def _compiling_flag(value: bool) -> Iterator[None]:
 
 @contextmanager
 def _layers_of_torch() -> Iterator[None]:
-    """Make torch's layers run as separate operations, without reading their masks.
+    """Make torch's layers run as separate operations within the block, without reading the values of their masks.
 
     In evaluation mode, and for LSTMs on some processors, a layer runs as one operation that hides its matrix products.
     A stack of layers reads its mask to detect a causal mask, which changes the kernel but not the result.
@@ -182,9 +182,9 @@ def _real_tensors() -> Iterator[None]:
 
 
 def without_values(x: Any) -> Any:
-    """Replace a fake tensor, or a list of them, by real expanded tensors.
+    """Replace a fake tensor, or each fake tensor in a list, by a real tensor with arbitrary values.
 
-    Masks allow every pair, because their values are unknown.
+    Boolean masks become True everywhere, because their values are unknown.
     """
     if isinstance(x, list | tuple):
         return [without_values(each) for each in x]
@@ -204,7 +204,7 @@ def _with_past_keys(inputs: Any, past: int) -> Any:
 
 
 def _with_sums(inputs: Any) -> Any:
-    """Extend the decay bias of attention inputs, if they have one, to a sum for each key, including cached keys."""
+    """Extend the decay bias of attention inputs, if any, to a cumulative decay for each key, including cached keys."""
     bias, (_, _, q_len, kv_len) = inputs.bias, inputs.shape
     if not isinstance(bias, DecayTerm):
         return inputs

@@ -37,7 +37,7 @@ _VERSION = 1
 
 
 class Seconds(NamedTuple):
-    """Estimated seconds of a forward pass, a training step and a decoding step, with the error factor `FACTOR`."""
+    """Estimated seconds of a forward pass, a training step and a decoding step, correct to about a factor `FACTOR`."""
 
     forward: float
     training: float
@@ -158,7 +158,10 @@ _HERE: list[Machine] = []
 
 
 def _interpolate(points: list[list[float]], at: float) -> float:
-    """Interpolate the time of an operation between measured sizes; beyond the largest, scale it with the size."""
+    """Interpolate the time of an operation between measured sizes; beyond the largest, it is proportional to the size.
+
+    Below the smallest measured size, the time is constant.
+    """
     before, *others = points
     if at <= before[0]:
         return before[1]

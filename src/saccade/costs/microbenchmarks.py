@@ -99,13 +99,13 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def small_operations() -> Tensor:
-    """Run many small operations from Python, those of a recurrence in chunks, so that their overhead can be timed."""
+    """Run a chunked recurrence, which consists of many small operations, so that their overhead can be timed."""
     query, key, value = torch.ones(1, 4, 512, 32), torch.full((1, 4, 512, 32), 0.1), torch.ones(1, 4, 512, 32)
     return Delta()(query, key, mask=Causal()) @ value
 
 
 def streams() -> list[list[float]]:
-    """Measure the memory bandwidth: ``[bytes moved, seconds]`` for sums of two tensors."""
+    """Measure the memory bandwidth: ``[bytes moved, seconds]`` for additions of two tensors, at several sizes."""
     samples = []
     for moved in _BYTES:
         pairs = [(torch.ones(moved // 12), torch.ones(moved // 12)) for _ in range(4)]
@@ -140,8 +140,8 @@ def attention_samples(kernel: str, dtype: str, *, is_backward: bool) -> list[lis
     """Time attention products, or their gradients, with one kernel.
 
     Returns:
-        Four times in seconds, each as ``[seconds]``: the startup, a query-key pair at each head width in `SIZES`, and
-        an additional tile.
+        Four times, each as ``[seconds]``: the startup time, the time of a query-key pair at each of the two head widths
+        in `SIZES`, and the time of an additional tile.
     """
     start = _attention(kernel, dtype, 16, SIZES[0], Causal(), is_backward=is_backward)
     pairs = []

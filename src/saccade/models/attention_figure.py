@@ -44,7 +44,7 @@ def figure_of(
         words: the words of the tokens.
         layer, head: the head to draw; when None, the head with the most unexplained information.
         hide_special: whether special tokens such as [CLS] are left out of the figure.
-        title: the title; a description of the figure when None. The description is then the subtitle.
+        title: the title, with a description of the figure below it; if None, the description is the title.
 
     Raises:
         ValueError: the layer or head does not exist, there are no words, or the text is too long to hide its special
@@ -81,7 +81,7 @@ def figure_of(
 
 
 def warn_of_unknown_words(text: str, words: Sequence[Word]) -> None:
-    """Warn the caller of `Encoder.show` once per process if the model does not know many words of a text.
+    """Warn the caller of `Encoder.show`, once per process, if many words of a text are not in the vocabulary.
 
     Args:
         text: the text.
@@ -103,7 +103,7 @@ def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: 
     """Return the layer and head to draw in the attention figure.
 
     If ``layer`` or ``head`` is None, choose the head whose attention between words is least explained by distance and
-    popular words.
+    by words to which most words attend.
     """
     if layer is not None and head is not None:
         return Head(layer, head, float("nan"))

@@ -55,8 +55,8 @@ class FileFormat(ABC):
 
     Attributes:
         sizes: the required keys of config.json, mapped to our names.
-        stacks: for each field of our config that counts layers, the prefixes of those layers' weight names, ours and
-            the file's; the layer number follows the prefix.
+        stacks: maps each field of our config that counts layers to two prefixes of these layers' weight names: ours and
+            the file's. The number of the layer follows the prefix.
         names: our names for model and layer components, mapped to the file's names.
         activation_key: the config.json key of the activation's name.
         activation: the activation's published name if config.json has none.
@@ -208,7 +208,8 @@ def reasons_no_format_can_express(
 
     Args:
         config: the model's config.
-        expressed: a function that returns None for masks that the format cannot express; windows are expressible.
+        expressed: a function that returns None for a mask that the format cannot express. It need not support windows,
+            which every format can express.
 
     Returns:
         The reasons; an empty list if a format can express both.

@@ -178,7 +178,7 @@ class Decoder(SavedText):
         """Return the mean cross-entropy of the next token, in nats, without storing the logits of all tokens.
 
         The last token of a text has no target. With `Documents` in the mask, the last token of each document has none.
-        Padding (from `Padding`, or at position -1) neither has a target nor is one.
+        Padding (from `Padding`, or at position -1) has no target and is never a target.
 
         Args:
             tokens, mask, positions, rotary_positions: as in `forward`.

@@ -195,7 +195,7 @@ def _projection(width: int, embed_dim: int) -> nn.Linear:
 def _part_config(config: Mapping[str, Any], part: str) -> dict[str, Any]:
     """Return the part of a CLIP config that describes its image or text encoder.
 
-    Older files contain this part under two names. The second copy then takes precedence.
+    Older files contain a second copy of this part, under a name that ends in ``_dict``, which takes precedence.
     """
     merged = DEFAULTS[part]
     for name in (part, f"{part}_dict"):

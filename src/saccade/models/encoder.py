@@ -107,7 +107,7 @@ class Encoder(SavedText):
         Args:
             tokens: int ``[batch, len]``, padded on the right, as `tokenize` returns them.
             lengths: length of each sequence without padding.
-            normalize: whether to scale each vector to length 1, as in MiniLM's sentence embeddings.
+            normalize: whether to scale each vector to norm 1, as in MiniLM's sentence embeddings.
 
         Returns:
             ``[batch, embed_dim]``; zeros for a sequence without tokens.
@@ -165,8 +165,8 @@ class Encoder(SavedText):
         """Draw the attention between the words of a text, in the encoder's most informative head.
 
         This is the head with the largest `saccade.statistics.unexplained_information` between words (special tokens are
-        excluded): the head whose attention is least explained by distance and by popular words. If a text has more than
-        512 tokens, heads are compared by pooled maps, and the chosen head is drawn token by token.
+        excluded): the head whose attention is least explained by distance and by words to which most words attend. If a
+        text has more than 512 tokens, heads are compared by pooled maps, and the chosen head is drawn token by token.
 
         Args:
             text: the text, at most ``config.max_len`` tokens long.

@@ -40,7 +40,7 @@ class Detections(NamedTuple):
     boxes: Tensor
 
     def objects(self, confidence: float = 0.5) -> list[Targets]:
-        """Return the detected objects of each image.
+        """Return the objects detected in each image, as one `Targets` per image.
 
         Args:
             confidence: minimum probability of the predicted class.

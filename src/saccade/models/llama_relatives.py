@@ -128,7 +128,7 @@ class Olmo2(LlamaRelative):
 class Gemma2(LlamaRelative):
     """Gemma 2's format: norms before and after attention and feed-forward network, and a window in every other layer.
 
-    The file stores the weights of norms minus 1.
+    The file stores 1 less than each weight of a norm.
 
     Reference: Gemma Team 2024, arXiv:2408.00118.
     """

@@ -21,7 +21,7 @@ _LOGITS = 1 << 22  # logits in one chunk: 16 MiB in float32, which fit into a pr
 def next_tokens(tokens: Tensor, mask: object = None, positions: GivenPositions = None) -> Tensor:
     """Return the token that follows each token in its text, int64 ``[batch, len]``; -100 if none follows.
 
-    The last token of a text or packed document has no target, and padding neither has a target nor is one.
+    The last token of a text or packed document has no target. Padding has no target and is never a target.
 
     Args:
         tokens: int ``[batch, len]``.

@@ -102,8 +102,8 @@ class Pretrained(ArgumentHints, nn.Module):
         """Return the file format for the ``model_type`` in a pretrained model's config.json.
 
         Raises:
-            UnsupportedError: an unknown family. If the class has only one format, the reasons against it are also
-                listed.
+            UnsupportedError: the model family is unknown. If the class has only one format, the error also lists why
+                this format does not fit.
         """
         kind = config.get("model_type", cls.default_type)
         if isinstance(kind, str) and kind in cls.formats:

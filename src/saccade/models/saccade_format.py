@@ -142,12 +142,12 @@ def _read_layer(layer: Mapping[str, Any]) -> LayerPattern:
 
 
 def _mask_json(mask: Mask | None) -> dict[str, Any]:
-    """Return the JSON keys of a decoder's mask: a sliding window, segments or neither."""
+    """Return the JSON entries for a decoder's mask: the sizes of its sliding window and of its segments, or None."""
     return {"window": None if mask is None else window_size(Causal() & mask), "segment": segment_of(mask)}
 
 
 def _read_mask(config: Mapping[str, Any]) -> Mask | None:
-    """Read a mask from the JSON keys that `_mask_json` returned."""
+    """Read a mask from the JSON entries that `_mask_json` returned."""
     window, segment = config.get("window"), config.get("segment")
     if segment is not None:
         return Segments(segment, 0)

@@ -61,7 +61,7 @@ def longest_reach(mask: Mask, length: int) -> int:
 
 
 def _limits_distances(cache: Cache | None) -> bool:
-    """Return whether the cache size limits distances, because all layers count positions within their caches."""
+    """Return whether all layers number positions within their caches, so that no distance exceeds the cache size."""
     if cache is None:
         return False
     return all(isinstance(layer, SinkWindowCache) and layer.rotary is not None for layer in cache.flat)

@@ -168,8 +168,8 @@ class LagProfile(Statistic[_State, Lags]):
 def _range_distances(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """Compute the mean distance of each row of ``weights`` over consecutive keys; query i is at key index ``q[i]``.
 
-    The indices ascend, so most keys are before or after all queries and require only two matrix products. Distances are
-    measured from the first or last query, so that no subtraction loses precision.
+    The indices ascend, so most keys are before or after all queries, and two matrix products suffice for them. Their
+    distances are measured from the first or last query, so that no subtraction loses precision.
     """
     columns, length = weights.shape[-1], len(up)
     first, last = min(max(int(q[0]), 0), columns), min(max(int(q[-1]), 0), columns)

@@ -29,7 +29,7 @@ class RowScorer(Protocol):
 
 
 class _State:
-    """State of an `IndexerLoss`: the sums so far, and the rows with heads that are still missing."""
+    """State of an `IndexerLoss`: the sums so far, and the rows for which some heads have not been added yet."""
 
     def __init__(self, info: MatrixInfo, leaves: tuple[Tensor, ...]):
         self.info = info

@@ -67,7 +67,7 @@ class InductionMass(PerRow):
 
     @cached_property
     def _earlier(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Token indices sorted by id; and for each token, the start of its run of equal ids and its rank in it."""
+        """Token indices sorted by token id; for each token, the start of its group of equal ids and its rank there."""
         ordered, order = self._tokens.sort(stable=True)
         first = torch.searchsorted(ordered, self._tokens)
         rank = torch.empty_like(order)

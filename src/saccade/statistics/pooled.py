@@ -36,7 +36,7 @@ class Pooled(Statistic[_Cells, Tensor]):
         bins: maximum number of cells on either side, at least 1.
         how: "mean" averages over the queries of a bin and sums over its keys, so that rows still sum to 1. A cell is
             the attention of a typical query in one bin to the keys in another. Queries that attend to nothing do not
-            count; a bin without other queries is 0. "sum" adds over queries and keys. "max" is the largest
+            count; a bin that contains only such queries is 0. "sum" adds over queries and keys. "max" is the largest
             weight of a cell (at least 0), so that thin diagonals and single keys stay visible. Use "mean" to compare
             numbers and "max" to look at patterns.
 

@@ -34,13 +34,13 @@ class Block(_Fields):
     Attributes:
         batch, heads: slices of batch items and heads: a single head, or complete groups of heads that share keys.
         rows: indices of the queries.
-        columns: indices of the keys, as ranges; the rows are 0 in all other columns.
+        columns: indices of the keys, as ranges; in all other columns, the rows equal `hidden`.
         weights: ``[batch, heads, rows, columns]``, float32 or wider.
         log_weights: natural log of the weights if the mechanism computes it, finite even for a weight of 0, and precise
             for weights close to 0 or 1; None otherwise.
         lse: natural log of the softmax denominator of each row, ``[batch, heads, rows]``, if the weights are a softmax;
             -inf in a row that attends to nothing. None otherwise.
-        hidden: the value of all other columns; statistics do not count these as weights.
+        hidden: the value outside the block's columns: 0, or -inf for scores. Statistics do not count it as a weight.
     """
 
     @cached_property
@@ -58,7 +58,7 @@ class Block(_Fields):
 
     @cached_property
     def largest(self) -> Tensor:
-        """Largest weight of each row of the block, at least 0, ``[batch, heads, rows]``."""
+        """Largest weight of each row of the block, at least `hidden`, ``[batch, heads, rows]``."""
         # Columns outside the ranges are 0, so the largest weight is 0 if all weights in the ranges are negative.
         return self.weights.amax(-1).clamp_min_(self.hidden)
 

@@ -51,7 +51,7 @@ class MatrixInfo(NamedTuple):
 
 
 class Far(NamedTuple):
-    """The mean-distance quantity of a fused pass over the matrix. Query i is ``ahead`` positions after key i."""
+    """The mean distance as a quantity of a fused pass over the matrix. Query i is ``ahead`` positions after key i."""
 
     ahead: int
 

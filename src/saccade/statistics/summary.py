@@ -306,7 +306,7 @@ def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, num_visible
 
 
 def _measures_of_logits(answers: dict[str, Tensor], num_visible: Tensor) -> Iterator[Measure]:
-    """Yield the summary measures of the scores behind the weights."""
+    """Yield the summary measures of the scores from which softmax computes the weights."""
     has_keys = num_visible > 0
     if "largest_logit" in answers:
         largest = answers["largest_logit"].where(has_keys, -torch.inf)

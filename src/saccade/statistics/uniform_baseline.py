@@ -75,7 +75,7 @@ def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple
 
 
 def _uniform_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
-    """Return the `MatrixInfo` of uniform attention, with batch and heads of size 1 if they share the mask."""
+    """Return the `MatrixInfo` of uniform attention; batch and heads have size 1 if the mask is the same for all."""
     batch, heads, q_len, kv_len = inputs.shape
     # A user's function may depend on the batch item and head even if the shape of its mask does not show it.
     shape = (batch, heads) if inputs.rule.calls_functions else inputs.rule.shape
@@ -89,7 +89,7 @@ def _has_closed_form(strip: ColumnRange) -> bool:
 
 
 def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> VisibleKeys:
-    """Return each row's visible keys in a range of columns of a tile, starting at row ``start``."""
+    """Return which keys in a column range each row of a tile sees; the tile's first row has index ``start``."""
     rows = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.partial is True:
         return VisibleKeys(strip.keys, torch.full_like(rows, len(strip.keys)), None)
@@ -151,7 +151,7 @@ class VisibleKeys(NamedTuple):
 
     Attributes:
         keys: the range of keys.
-        first: number of keys that each row sees, counted from the start of the range, int64 ``[rows]``; or None.
+        first: if each row sees only the first keys of the range, their number, int64 ``[rows]``; None otherwise.
         allowed: if `first` is None, whether each row sees each key, ``[batch, heads, rows, keys]``.
     """
 

@@ -1,4 +1,4 @@
-"""Which script a text is written in."""
+"""Detect the script in which a text is written."""
 
 
 def is_mostly_chinese(text: str) -> bool:

@@ -22,7 +22,7 @@ class Word:
         text: the word as written in the text, or the name of a special token, such as ``[CLS]``.
         start, stop: index of the word's first token in the encoded sequence, and the index after its last token.
         special: True for a token that the tokenizer added.
-        unknown: True if a token of the word is not in the vocabulary, so that the model did not see it.
+        unknown: True if a token of the word is the unknown token, so that the model did not see this part of the word.
     """
 
     text: str

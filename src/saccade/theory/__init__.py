@@ -1,4 +1,4 @@
-"""Claims about attention with verdicts, and measurements that can contradict the verdicts."""
+"""Claims about attention, each with a verdict and with measurements that can contradict it."""
 
 from saccade.theory.claim import Claim, Verdict
 from saccade.theory.claims import CLAIMS, find

@@ -21,12 +21,12 @@ def output_layer(hidden: Tensor, embedding: Tensor) -> Tensor:
 
 
 def mixture_of_two(hidden: Tensor, embedding: Tensor) -> Tensor:
-    """Return equal mixtures of two output layers; the second reverses the order of the hidden states' entries."""
+    """Return the mean distributions of two output layers; the second reads the hidden states' entries in reverse."""
     return (output_layer(hidden, embedding) + output_layer(hidden.flip(1), embedding)) / 2
 
 
 def factors(wanted: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return hidden states and embeddings of size ``width`` whose products best approximate the centred logs."""
+    """Return hidden states and embeddings of size ``width`` whose products best approximate the centred ln(wanted)."""
     left, values, right = torch.linalg.svd(centred_logs(wanted), full_matrices=False)
     return left[:, :width] * values[:width], right[:width].T
 

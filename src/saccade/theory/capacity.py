@@ -20,12 +20,12 @@ Recall = Callable[[Tensor, Tensor], Tensor]
 
 
 def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values from the best state matrix with d_k x d_v numbers, found by least squares."""
+    """Recall values by multiplying the keys by the best state matrix ``[d_k, d_v]``, found by least squares."""
     return key @ torch.linalg.lstsq(key, value, driver="gelsd").solution
 
 
 def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values by the delta rule (DeltaNet), which writes each key-value pair once; then read with all keys."""
+    """Recall values by the delta rule (DeltaNet): write each key-value pair once, then read with all keys."""
     twice = torch.cat([key, key])[None, None]
     beta = torch.cat([torch.ones(len(key)), torch.zeros(len(key))]).to(key)[None, None]
     matrix = Delta(scale=1.0)(twice, twice, beta=beta, mask=Causal())
@@ -40,12 +40,12 @@ def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values by softmax attention with sharp scores. It stores every pair, so its memory grows with n."""
+    """Recall values by softmax attention with sharp scores. Its memory grows with the number of stored pairs."""
     return attention(key[None, None], key[None, None], value[None, None], scale=1e4)[0, 0]
 
 
 def recalled_by_one_number(keys: list[int], values: list[int], base: int) -> list[int]:
-    """Recall values below ``base`` from one exact integer. The digit at position ``key`` is the value of that key."""
+    """Recall values below ``base`` from a single integer, in which the digit at position ``key`` is the key's value."""
     state = 0
     for key, value in zip(keys, values, strict=True):
         state += value * base**key
@@ -53,7 +53,10 @@ def recalled_by_one_number(keys: list[int], values: list[int], base: int) -> lis
 
 
 def _recall_accuracy(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
-    """Return the share of values recalled on the task `saccade.tasks.mqar`, with random unit vectors as tokens."""
+    """Return the share of values recalled on the task `saccade.tasks.mqar`; tokens are embedded as random unit vectors.
+
+    Every token has one vector as a key and another one as a value.
+    """
     task = mqar(1, 4 * pairs, pairs, vocab_size=4 * pairs + 1, seed=draw.integer())
     read = task.tokens[0, : task.context_len].reshape(-1, 2)
     key, value = (torch.nn.functional.normalize(draw.normal(4 * pairs + 1, width), dim=-1) for _ in range(2))

@@ -24,7 +24,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Draw:
-    """The random number generator for the check of one claim with one seed. It draws float64 tensors.
+    """The random number generator that draws float64 tensors while one claim is checked with one seed.
 
     Args:
         seed: the seed of the run.
@@ -68,7 +68,7 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A statement that people make about attention, with a verdict that a run can contradict.
+    """A statement that people make about attention, with a verdict that measurements can contradict.
 
     Attributes:
         name: words joined by hyphens.

@@ -15,7 +15,7 @@ from saccade.theory.measurement import Measurements, at_least, at_most
 
 
 def flow(tokens: Tensor, layers: int, sharpness: float, sign: float = 1.0, step: float = 0.1) -> Tensor:
-    """Return unit tokens ``[n, d]`` after layers of attention with skip connections, normalised after each layer.
+    """Run tokens of norm 1, ``[n, d]``, through layers of attention with skip connections; each layer normalises them.
 
     Args:
         tokens: the tokens, which are queries, keys and values.
@@ -31,7 +31,7 @@ def flow(tokens: Tensor, layers: int, sharpness: float, sign: float = 1.0, step:
 
 
 def clusters(tokens: Tensor, least: float = 0.99) -> Tensor:
-    """Return which unit tokens are linked by a chain of inner products above ``least``, bool ``[n, n]``."""
+    """Return which tokens of norm 1 are linked by a chain of inner products above ``least``, bool ``[n, n]``."""
     joined = (tokens @ tokens.T > least).double()
     for _ in range(len(tokens).bit_length()):  # each squaring doubles the length of the chains
         joined = (joined @ joined > 0).double()

@@ -21,7 +21,7 @@ class Mistake:
         function: ``function(query, key, value, mask)``, mask True = may attend.
         caught_by: the law with the clearest counter-example.
         case: the name of the test case that shows the mistake.
-        claims: promises about the function's memory, if the mistake breaks one of them.
+        claims: the function's claims about its memory, if the mistake violates one of them; None otherwise.
 
     Example:
         >>> from saccade import theory

@@ -133,12 +133,15 @@ def standard_attention_is_linear(
 
 
 def operations_of_a_mask(mask: Mask, length: int) -> int:
-    """Count the operations of attention of width 64 over the pairs that a mask allows."""
+    """Count the operations of attention with a head of width 64, for the pairs that a mask allows."""
     return AttentionMatrix(_on_meta(length), _on_meta(length), mask).explain().flops
 
 
 def operations_of_the_best(keys: int, length: int) -> int:
-    """Count the operations of attention of width 64 to the ``keys`` best keys, including the scores of all keys."""
+    """Count the operations of attention to the ``keys`` highest-scoring keys, for a head of width 64.
+
+    The scores of all keys are computed first, and they count as well.
+    """
     x, selected = _on_meta(length), _on_meta(length, keys)
     return flops(lambda: (x @ x.mT, selected @ x[:, :, :keys]))
 
@@ -271,7 +274,7 @@ def _tokens(length: int, width: int) -> Tensor:
 
 
 def operations_of_linformer(length: int, rank: int, width: int) -> int:
-    """Count the operations of one Linformer head with ``rank`` slots, run densely so that all are counted."""
+    """Count the operations of one Linformer head with ``rank`` slots, computed densely so that none is missed."""
     x = _tokens(length, width)
     mechanism = Linformer(length, rank)
 

@@ -132,7 +132,9 @@ def stored(memory: SlowMemory, fast: int) -> None:
 
 
 def tiled(memory: SlowMemory, fast: int) -> None:
-    """Compute attention in tiles that fit into a fast memory of ``fast`` numbers, and rescale sums when scores grow.
+    """Compute attention in tiles that fit into a fast memory of ``fast`` numbers.
+
+    The sums so far are rescaled whenever a tile contains a larger score than all earlier tiles.
 
     Queries, keys, values, scores and sums each take at most a fifth of the fast memory.
     """

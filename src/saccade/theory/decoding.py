@@ -35,7 +35,7 @@ def decoder(num_kv_heads: int = 4) -> Decoder:
 
 
 def one_by_one(model: Decoder, tokens: Tensor, prompt: int) -> tuple[Tensor, int]:
-    """Decode one token at a time after running the prompt at once. Return the logits and the cache size in bytes."""
+    """Run the prompt in one call, then one token at a time. Return the logits and the size of the cache in bytes."""
     cache = model.new_cache()
     pieces = [tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)]
     return torch.cat([model(piece, cache=cache) for piece in pieces], 1), cache.nbytes

@@ -31,7 +31,7 @@ class Statement(NamedTuple):
         chinese: the statement in Chinese.
         claim: the name of the claim that tests the statement; empty if none does.
         row: the name of the claim's measurement that could contradict the verdict.
-        row_in_chinese: the row in Chinese, if the row contains a number or another value; otherwise empty.
+        row_in_chinese: the name in Chinese, if it contains a number or another value; otherwise empty.
         verdict: the verdict on this statement, by default the claim's verdict; "not checked" without a claim.
         condition: the condition of a "holds if" statement; empty if it is the claim's condition.
         condition_in_chinese: the condition in Chinese.

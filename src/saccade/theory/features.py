@@ -40,7 +40,7 @@ def variance_of_trigonometric(x: Tensor, y: Tensor) -> Tensor:
 
 
 def orthogonal_directions(draw: Draw, count: int, width: int) -> Tensor:
-    """Return random orthogonal directions with the lengths of standard normal vectors, ``[count, width, width]``."""
+    """Return random orthogonal directions with the norms of standard normal vectors, ``[count, width, width]``."""
     rotation, triangle = torch.linalg.qr(draw.normal(count, width, width))
     rotation = rotation * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
     return rotation.mT * draw.normal(count, width, width).norm(dim=-1, keepdim=True)
@@ -104,7 +104,7 @@ def random_features_approximate_attention(
     """Random features approximate the weights of softmax attention."""
 
     def misplaced(width: int, length: float | None, directions: Tensor) -> float:
-        """Return the mean total variation distance from the softmax weights, for 64 queries and 64 keys."""
+        """Return the mean total variation distance of the estimated from the exact weights, for 64 queries and keys."""
         query, key = draw.normal(64, width), draw.normal(64, width)
         if length is None:
             query, key = query / width**0.25, key / width**0.25

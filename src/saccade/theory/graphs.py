@@ -84,7 +84,7 @@ def bigbird_has_what_the_theorem_needs(
 
 
 def built_of_windows(tokens: Tensor, wanted: Tensor, layers: int, mask: Mask = _WINDOW) -> Tensor:
-    """Run hand-built layers with a window that map each sequence to arbitrary targets, ``[sequences, n, width]``.
+    """Run hand-built layers with a local mask that map each sequence to arbitrary targets, ``[sequences, n, width]``.
 
     Each token vector has one slot per sequence position, for the one-hot token at that position. Initially, only the
     slot of its own position is filled. In each layer, three heads attend to the previous token, the token itself and

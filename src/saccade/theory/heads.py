@@ -18,11 +18,11 @@ from saccade.theory.rank import weights_of
 
 
 def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
-    """Return the smallest error that one head can have on the worse of two inputs, as a multiple of a token's length.
+    """Return the smallest error that one head can have on the worse of two inputs, as a multiple of a token's norm.
 
     The head multiplies values by w. For three equal tokens c, the target is 0, and the output is w c for any weights.
-    For tokens c, 0, -c, the target is 2c, and weights a and b give w (a - b) c. ``share`` is the range of a - b, which
-    is limited because weights are not negative and sum to at most 1.
+    For tokens c, 0, -c, the target is 2c, and weights a and b of the outer tokens give w (a - b) c. ``share`` is the
+    range of a - b, which is limited because weights are not negative and sum to at most 1.
     """
     map_of_values = torch.linspace(-4, 4, 1601, dtype=torch.float64)[:, None]
     between = torch.linspace(*share, 201, dtype=torch.float64)
@@ -30,7 +30,10 @@ def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
 
 
 def best_of_one_head(first: float, second: float) -> float:
-    """Return the share of the variance of x₁ - x₂ that one head, even with the best W(a x₁ + b x₂), cannot explain."""
+    """Return the share of the variance of x₁ - x₂ that W(a x₁ + b x₂), one head with the best W, cannot explain.
+
+    ``first`` and ``second`` are the head's weights a and b.
+    """
     return 1 - (first - second) ** 2 / (2 * (first**2 + second**2))
 
 

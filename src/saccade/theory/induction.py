@@ -21,11 +21,11 @@ def repeated(draw: Draw, half: int) -> Tensor:
 
 
 def next_by_induction(tokens: Tensor, layers: int = 2, attend: Callable[..., Tensor] = attention) -> Tensor:
-    """Predict the token after each token with layers built by hand, int64 ``[n]``.
+    """Predict the token that follows each token with hand-built layers, int64 ``[n]``.
 
     The first layer attends to the previous token and stores it. The last layer attends to the token whose stored token
-    equals the current one, and copies it. This is the token that followed an earlier occurrence. With one layer,
-    nothing is stored.
+    equals the current one, and copies it: the token that followed an earlier occurrence of the current token. With one
+    layer, nothing is stored.
     """
     n = len(tokens)
     one_hot = torch.nn.functional.one_hot(tokens).double()
@@ -40,7 +40,7 @@ def next_by_induction(tokens: Tensor, layers: int = 2, attend: Callable[..., Ten
 
 
 def following(length: int = 8) -> Task:
-    """Return the training task of predicting the token (out of eight) that followed the last token's earlier copy."""
+    """Return the training task of predicting the token that followed the earlier occurrence of the last token."""
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
         tokens = torch.rand(examples, length, generator=generator).argsort(1)

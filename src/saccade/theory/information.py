@@ -28,7 +28,7 @@ def gaussian_information(weights: Tensor, variance: float) -> float:
 
 
 def divergence_from_mean_row(weights: Tensor) -> float:
-    """Return the mutual information of query and key positions, the mean divergence of rows from the mean row."""
+    """Return the mutual information of query and key positions: the mean KL divergence of rows from the mean row."""
     mean = weights.mean(0)
     ratio = torch.where(weights > 0, weights * (weights / mean).log(), 0.0)
     return float(ratio.sum(-1).mean())
@@ -58,7 +58,7 @@ def other_weights(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def patterns(n: int) -> dict[str, Tensor]:
-    """Return weights ``[n, n]`` of three patterns, which are one key for each query, a sink, and uniform weights."""
+    """Return the weights ``[n, n]`` of three patterns: a different key for each query, a sink, and uniform weights."""
     eye = torch.eye(n, dtype=torch.float64)
     return {"one key each": eye, "sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
 
@@ -70,7 +70,10 @@ def fixed_support(tokens: Tensor) -> Tensor:
 
 
 def chosen_support(tokens: Tensor) -> Tensor:
-    """Return the token with the largest first entry (the first on ties), so that the tokens determine which one."""
+    """Return each sequence's token with the largest first entry, so that the tokens determine which key is selected.
+
+    On ties, the first of these tokens is returned.
+    """
     scores = tokens[..., 0] - 0.01 * torch.arange(tokens.shape[1])
     return tokens[torch.arange(len(tokens)), scores.argmax(-1)]
 
@@ -159,7 +162,7 @@ def without_token(attend: Callable[..., Tensor], query: Tensor, key: Tensor, val
 
 
 def weights_from_output(output: Tensor, value: Tensor) -> Tensor:
-    """Return the weights that sum to 1 and produce an output, by least squares from output and values alone."""
+    """Reconstruct attention weights that sum to 1 from the output and the values, by least squares."""
     constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
     wanted = torch.cat([output, torch.ones(len(output), 1, dtype=value.dtype)], 1)
     return torch.linalg.lstsq(constraints.T, wanted.T, driver="gelsd").solution.T

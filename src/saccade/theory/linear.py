@@ -52,7 +52,7 @@ def predictions_of_descent(x: Tensor, y: Tensor, asked: Tensor, steps: int, rate
 
 
 def _relative_error(seen: Tensor, expected: Tensor) -> float:
-    """Return the error of the best multiple of ``seen``, relative to the norm of ``expected``."""
+    """Return the error of ``seen`` after scaling by the best factor, relative to the norm of ``expected``."""
     factor = (seen * expected).sum() / seen.square().sum()
     return float((factor * seen - expected).norm() / expected.norm())
 

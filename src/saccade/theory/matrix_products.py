@@ -90,7 +90,7 @@ def sums_are_matrix_products(
 
 
 def is_refused(widths: tuple[int, int], lengths: tuple[int, int], attend: Callable[..., Tensor]) -> bool:
-    """Return whether attention raises an error for the widths (of query and key) and lengths (of key and value)."""
+    """Return whether attention raises an error for two widths (of query, key) and two lengths (of key, value)."""
     query, key = torch.zeros(1, 1, 3, widths[0]), torch.zeros(1, 1, lengths[0], widths[1])
     try:
         attend(query, key, torch.zeros(1, 1, lengths[1], 2))

@@ -62,7 +62,8 @@ def recurrent(
 def scanned(x: Tensor) -> Tensor:
     """Compute the linear recurrence h_t = h_{t-1} / 2 + x_t by a parallel scan.
 
-    Each round doubles the path length. The rounds run in sequence, and the operations of a round run in parallel.
+    Each round doubles the number of inputs that contribute to an output. The rounds run in sequence, and the operations
+    of a round run in parallel.
     """
     reach, weight = 1, torch.eye(x.shape[-1], dtype=x.dtype) / 2
     while reach < x.shape[-2]:
@@ -153,7 +154,7 @@ def distance_does_not_matter(
     x = draw.normal(1, 12, _WIDTH)
 
     def influences(build: Callable[[Draw], Callable[[Tensor], Tensor]]) -> Tensor:
-        """Return how strongly each position depends on every position, ``[12, 12]``."""
+        """Return how strongly the output at each position depends on the input at each position, ``[12, 12]``."""
         every = torch.autograd.functional.jacobian(build(draw), x)
         return every.square().sum((0, 2, 3, 5)).sqrt()
 

@@ -218,7 +218,7 @@ def trained() -> Figure:
 
 
 def cost() -> Figure:
-    """Draw the number of operations as a function of length, and influence as a function of distance."""
+    """Draw the number of operations by sequence length, and the influence of a token by its distance."""
     figure, (left, right) = side_by_side(2, 3.0)
     lengths, width = [2**power for power in range(4, 14)], 64
 

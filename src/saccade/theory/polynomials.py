@@ -15,7 +15,7 @@ from saccade.theory.measurement import Measurements, at_least, at_most
 
 
 def monomials(x: Tensor, degree: int) -> Tensor:
-    """Return features whose products are the Taylor polynomial of exp(q·k), ``[n, C(d + degree, degree)]``."""
+    """Return features with the Taylor polynomial of exp(q·k) as dot products, ``[n, C(d + degree, degree)]``."""
     columns = []
     for total in range(degree + 1):
         for chosen in itertools.combinations_with_replacement(range(x.shape[-1]), total):

@@ -78,7 +78,7 @@ Scores = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def rotary_products(query: Tensor, key: Tensor, distances: Tensor) -> Tensor:
-    """Return products of rotated queries with rotated keys at given distances before them, ``[queries, distances]``."""
+    """Return the dot product of each rotated query with its rotated key at each distance, ``[queries, distances]``."""
     rotary, last = Rotary(query.shape[-1]), int(distances.max())
     query = rotary(query[None, :, None], torch.tensor([last]))  # [1, queries, 1, d]
     key = rotary(key[None, :, None].expand(-1, -1, len(distances), -1), last - distances)

@@ -149,7 +149,7 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
         q, k = draw.normal(samples, width), draw.normal(samples, width)
         scores = (q * k).sum(-1) * scale(width)
         yield estimate(Message("variance of the scaled scores, d_k = {width}", width=width), scores.square(), 1.0)
-    row = 3.0 * q[0] / q[0].norm()  # a query with length 3
+    row = 3.0 * q[0] / q[0].norm()  # a query of norm 3
     scores = k @ row * scale(128)
     yield estimate("variance in the row of a query of length 3, d_k = 128", scores.square(), 9.0 / 128)
 
@@ -249,7 +249,7 @@ def scaling_keeps_numbers_stable(
     products = query @ key.T
 
     def share_broken(softmax: Callable[[Tensor], Tensor], factor: float) -> float:
-        """Return the share of rows in float32 that contain NaN, or are off by more than 10⁻⁴."""
+        """Return the share of softmax rows that contain NaN or an error above 10⁻⁴ in float32."""
         scores = (products * factor).float()
         return float((~((softmax(scores) - scores.double().softmax(-1)).abs().amax(-1) < 1e-4)).double().mean())
 

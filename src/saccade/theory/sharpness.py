@@ -37,7 +37,7 @@ def retrieval_weights(lengths: tuple[int, ...], factor: Callable[[int], float], 
         seeds: number of training runs.
 
     Returns:
-        For each length, the weights of the right key, ``[seeds, 256]``.
+        For each length, the weights of the right key in 256 tests, ``[seeds, 256]``.
     """
     width, generator = 16, Generator().manual_seed(0)
 

@@ -18,9 +18,10 @@ def dot_products(query: Tensor, key: Tensor) -> Tensor:
 
 
 def weights_as_printed(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """Return the weights of a tutorial's attention layer, ``[batch, 1, n]``, without the mistake in its last step.
+    """Return the weights of a tutorial's attention layer, ``[batch, 1, n]``.
 
-    It multiplies keys ``[batch, n, width]`` by a matrix, and by the query ``[batch, 1, width]`` without a scale.
+    The layer multiplies keys ``[batch, n, width]`` by a matrix and by the query ``[batch, 1, width]``, without a scale.
+    Unlike in the tutorial, the weights are transposed, so that they can be multiplied by the values.
     """
     return (key @ weight.T).bmm(query.transpose(1, 2)).softmax(1).transpose(1, 2)
 

@@ -20,7 +20,7 @@ Weigh = Callable[[Tensor, Tensor], Tensor]
 
 
 def softmax(scores: Tensor, number: Tensor) -> Tensor:
-    """Return the softmax of the scores; the trained scalar is not used."""
+    """Return the softmax of the scores; the trained scalar ``number`` is not used."""
     return scores.softmax(-1)
 
 
@@ -40,7 +40,7 @@ class Sink(NamedTuple):
 
     Attributes:
         weight: mean weight of the first token for queries with nothing to read.
-        value: mean length of its value after the readout, divided by that of the other tokens.
+        value: mean norm of its value after the readout, divided by the mean norm for the other tokens.
     """
 
     weight: Tensor
@@ -48,7 +48,7 @@ class Sink(NamedTuple):
 
 
 def trained_to_idle(weigh: Weigh, always: bool, seeds: int = 4) -> Sink:
-    """Train a causal layer on squared errors to output the letter before each A, and zeros at other letters.
+    """Train a causal layer with squared errors to output the letter before each A, and zeros at other letters.
 
     A sequence consists of a start token and 11 random letters out of six. Adam takes 300 steps, for several seeds at
     once.

@@ -39,7 +39,7 @@ TEXTS = (
 
 
 def keys_needed(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Return the mean fraction of visible keys that together get ``share`` of a query's attention, ``[heads]``."""
+    """Return the mean fraction of visible keys that suffice to get ``share`` of a query's attention, ``[heads]``."""
     strongest = weights.sort(-1, descending=True).values.cumsum(-1)
     needed = (strongest < share).sum(-1) + 1
     return (needed / (weights > 0).sum(-1)).double().mean(-1)
@@ -242,7 +242,7 @@ _BETWEEN = (
 
 
 class Parsed(NamedTuple):
-    """A generated sentence with its syntactic relations, as indices of words from 0.
+    """A generated sentence with its syntactic relations, given as zero-based word indices.
 
     Attributes:
         words: the words of the sentence.
@@ -381,7 +381,7 @@ def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
         return attended(texts)[:, :, 7, 2].unflatten(0, (len(split), len(split))).double()
 
     def wins(weights: Tensor) -> Tensor:
-        """Return how often each word attends more to its partner than to other words, ``[words, heads]``."""
+        """Return the share of other words that get less attention from a word than its partner, ``[words, heads]``."""
         partner = weights.diagonal().T[:, None]
         return (partner > weights).double().sum(1) / (len(weights) - 1)
 

@@ -57,7 +57,7 @@ def as_numbers(argument: str, values: object) -> Array:
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
-    """Pool an array to at most ``[rows, columns]``, for a figure; each cell gets its group's value farthest from 0.
+    """Pool an array to at most ``[rows, columns]`` cells for a figure; a cell keeps its group's value farthest from 0.
 
     A mean would almost erase a thin diagonal. NaN is ignored if a group contains any number.
     """
@@ -70,7 +70,7 @@ def max_pool(matrix: Array, rows: int, columns: int) -> Array:
 
 
 def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of an array's colour scale, which are ``limits`` or computed from the values.
+    """Return the two ends of an array's colour scale: ``limits`` or, if None, ends that are computed from the values.
 
     If all values have the same sign, one end is 0, so that a weight's colour shows its size.
     """
@@ -88,11 +88,11 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
 
 
 def contrast_limits(values: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of a colour scale with a bar, which are ``limits`` or computed from the values.
+    """Return the two ends of a colour scale with a bar: ``limits`` or, if None, ends computed from the values.
 
-    Values of both signs get a scale that is symmetric around 0. Otherwise, the scale starts at 0. If the smallest value
-    is above half of the largest, the scale starts at the smallest value instead, because all colours would otherwise be
-    similar. If all values are equal, they get the colour in the middle.
+    If an end is below 0, the scale is made symmetric around 0. Without ``limits``, the scale of other values starts at
+    0. If the smallest value is above half of the largest, the scale starts at the smallest value instead, because all
+    colours would otherwise be similar. Values that are all equal and above 0 get the colour in the middle.
     """
     if limits is not None:
         low, high = limits_of(values, limits)
@@ -106,7 +106,7 @@ def contrast_limits(values: Array, limits: tuple[float, float] | None) -> tuple[
 
 
 def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of a logarithmic colour scale, ``limits`` or four decades up to the largest value.
+    """Return the two ends of a logarithmic colour scale: ``limits`` or, if None, four decades up to the largest value.
 
     Raises:
         ValueError: limits are not above 0, or no value is above 0.
@@ -162,7 +162,7 @@ def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
 def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = False) -> tuple[float, float, bool]:
     """Return the two ends of an array's colour scale, and whether some values exceed it.
 
-    If there are values of both signs, the scale is symmetric around 0.
+    A linear scale without ``limits`` is symmetric around 0 if any value is below 0.
     """
     low, high = (log_limits_of if log else limits_of)(cells, limits)
     if limits is None and not log and low < 0:
@@ -174,7 +174,7 @@ def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = Fa
 
 
 def robust_top(cells: Array) -> float:
-    """Return the upper end of a colour scale, which ignores the weights of a few keys and queries that are outliers.
+    """Return the upper end of a colour scale, ignoring a few keys and queries with much larger weights than others.
 
     A column is a *sink* if at least half of the rows give it five times the mean weight. Sinks are ignored, and so are
     the 5 % of rows with the largest weights outside sinks. If all other weights are below half of the largest weight,

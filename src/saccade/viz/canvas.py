@@ -136,14 +136,14 @@ class Canvas:
 
 
 def _wrapped_text(text: str, width: float, size: float) -> tuple[str, list[str]]:
-    """Wrap a title of a font size in points to ``width`` inches; return its text, and the font families to draw it."""
+    """Wrap a title to ``width`` inches at font size ``size``; return its text and the font families to draw it with."""
     lines = wrapped(text, max(int(width * 72 / (0.55 * size)), 40))
     families = drawable_title(" ".join(text.splitlines()))[1]
     return "\n".join(drawable_title(line)[0] for line in lines), families
 
 
 def colours(*, signed: bool = False) -> "Colormap":
-    """Return the colour map of all figures, from white for 0 to reversed magma with evenly decreasing lightness.
+    """Return the colour map of all figures: white for 0, then reversed magma, with evenly decreasing lightness.
 
     The order of the colours is preserved in greyscale. With ``signed``, white is in the middle of the scale, and values
     below 0 are blue, darker the farther they are from 0.

@@ -164,7 +164,7 @@ def _warn_once(missing: set[str]) -> None:
 
 
 def _callers_level() -> int:
-    """Return the number of stack frames between the font warning and the user's code, as its ``stacklevel``."""
+    """Return the ``stacklevel`` with which a font warning refers to the line of the user's code that caused it."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "saccade":
         level, frame = level + 1, frame.f_back

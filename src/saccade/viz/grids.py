@@ -35,7 +35,7 @@ def head_grid(
     """Draw a grid with one cell per head (rows are layers, columns are heads), or several such grids side by side.
 
     Each grid has its own colour scale, with a bar next to it. The scale starts at 0, or at the smallest number if that
-    is above half of the largest. For numbers of both signs, it is symmetric around 0. With ``shared_scale`` or
+    is above half of the largest. If any number is below 0, it is symmetric around 0. With ``shared_scale`` or
     ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
 
     Args:

@@ -55,5 +55,5 @@ def refuse_lengths(**named: int | None) -> None:
 
 
 def visible_cells(cells: Array) -> Array:
-    """Return 1 for the cells of a map with an allowed pair, and NaN for the others."""
+    """Return a map with 1 in each cell that contains an allowed pair, and NaN in all other cells."""
     return np.where(np.isnan(cells), np.nan, 1.0)

@@ -48,8 +48,8 @@ def mosaic(
 
     Each map has its own scale from 0 to its largest weight (or less if there are sinks; see `heatmap`), so that a
     diffuse head shows its shape as clearly as a sharp one. With ``shared_scale``, equal colours mean equal weights in
-    all maps. A subtitle says which of the two holds. Maps with more cells than pixels show the largest value in each
-    group of neighbours.
+    all maps. A subtitle says whether maps share a scale. Maps with more cells than pixels show the largest value in
+    each group of neighbours.
 
     Args:
         weights: a lazy matrix of any length, or a list of lazy matrices, one per layer, such as

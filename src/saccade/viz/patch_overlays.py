@@ -108,7 +108,7 @@ def overlay(
 
 
 def _rows_by_word(weights: object, queries: object, batch: object, head: object) -> dict[str, Array]:
-    """Return a dict from words to their weights, ``[kv_len]`` or ``[rows, columns]``; a single word is named ""."""
+    """Return a dict from words to weights, ``[kv_len]`` or ``[rows, columns]``; an unnamed word has the key ""."""
     if not isinstance(weights, Matrix):
         for name, choice in (("queries", queries), ("head", head), ("batch", batch or None)):
             if choice is not None:

@@ -1,4 +1,4 @@
-"""Wrap titles, but never inside "layer 1, head 3", and keep their line breaks. Name layers and heads in short."""
+"""Wrap titles without breaking names such as "layer 1, head 3", and abbreviate the names of layers and heads."""
 
 import re
 import unicodedata

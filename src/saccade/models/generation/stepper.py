@@ -28,11 +28,11 @@ class LanguageModel(Protocol):
 
 
 class Reader(Protocol):
-    """The interface of a language model together with the texts that it has read so far.
+    """The interface of objects that pass texts to a language model and keep track of what it has read.
 
     Attributes:
         processed: number of tokens that the model read in the last call of `read`.
-        traffic: bytes that were read from and appended to the caches in that call; None without a cache.
+        traffic: bytes that attention read from the caches and appended to them in that call; None without a cache.
     """
 
     processed: int = 0

@@ -29,8 +29,8 @@ def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8
     """Encode a map as one byte per cell, on a logarithmic scale of six decades.
 
     Neighbouring levels differ by 6 %, or by 12 % if weights may be below 0. Weights are rounded away from 0, so that no
-    weight exceeds its level. Level 0 marks a masked cell. Without signs, 255 is ``top``, and 1 is any weight more than
-    six decades below it. With signs, 255 is ``top``, 128 is 0 and 1 is ``-top``.
+    weight exceeds its level. Level 0 marks a masked cell, and level 255 is ``top``. Level 1 is any weight more than six
+    decades below ``top`` or, with ``is_signed``, ``-top``; level 128 is then 0.
 
     Args:
         cells: the weights; NaN marks masked cells.

@@ -42,7 +42,7 @@ class Map(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A larger map and the strongest weights of one head, as details on a page; each is None if it is unknown."""
+    """The details of one head on a page: a larger map and the strongest weights. Each is None if it is unknown."""
 
     map: Map | None
     strong: Strong | None
@@ -207,7 +207,7 @@ class MatrixLayer(Source):
 
 
 class RecordedLayer(Source):
-    """A layer of a page of which only results were recorded, not queries and keys."""
+    """A layer of a page for which only results were recorded, but no queries and keys."""
 
     def __init__(self, run: Recorded):
         self._run = copy.copy(run)  # another thread may still extend it
@@ -276,7 +276,8 @@ class RecordedLayer(Source):
 def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
     """Return the statistics of a page's layer for one batch item.
 
-    If there is no summary, the recorded statistics are averaged over queries, or reduced to their maximum.
+    If there is no summary, the recorded statistics are averaged over queries; of the largest logits, the maximum is
+    taken instead.
     """
     if summary is not None:
         cut = slice(item, item + 1)

@@ -140,7 +140,7 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
 
 
 def _sinks(received: Tensor) -> list[int]:
-    """Return the attention sinks of a layer on a page.
+    """Return the attention sinks of a layer on a page, at most eight keys, strongest first.
 
     A key is a sink if it receives at least 5 % of the layer's attention, and at least four times the average.
     """
