@@ -51,7 +51,7 @@ verify: $(VENV)/.native  ## check what is said about attention by running it (un
 test: $(VENV)/.dev  ## run the tests, but for one in fifty that takes seconds (six minutes on two cores)
 	$(PYTEST) -m 'not ci and not slow and not gpu'
 
-mutants: $(VENV)/.dev  ## change the code in one place at a time, and see that a test notices (hours)
+mutants: $(VENV)/.dev  ## change the code in one place at a time, and check that a test fails (hours)
 	$(PIP) --editable '.[all,dev,mutants]'
 	$(OFFLINE) $(BIN)/python tests/project/mutation/run.py $(MUTANTS)
 

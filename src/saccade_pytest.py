@@ -6,23 +6,27 @@ torch.
 
 from __future__ import annotations
 
+import functools
+import re
 import secrets
+import tempfile
 from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from saccade.auditing import Report
-    from saccade.testing.judging import Judgement
+    from saccade.testing.judging import CounterExample, Judgement, Kernel
 
 __all__ = ["audit"]
 
 _WHY_SKIPPED = "audits run with --saccade-audit"
 _MARKER = "reach(rule=None, **options): an audit of a model, run with --saccade-audit; what saccade.audit takes"
 _REPORTS = pytest.StashKey[list["Report"]]()
+_NOTES = pytest.StashKey[list[str]]()
+_MOST_SHOWN = 8  # differences that a script prints
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--saccade-claims", metavar="FILE", help=text)
     group.addoption("--saccade-device", default="cpu", help="where the inputs of the kernel are")
     group.addoption("--saccade-seed", type=int, help="the seed of all values; a new one if left out")
+    text = "where to write a script for each broken law of the kernel; by default pytest's cache"
+    group.addoption("--saccade-scripts", metavar="FOLDER", type=Path, help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,22 +63,34 @@ def _laws(session: pytest.Session, config: pytest.Config) -> Iterable[pytest.Ite
     name = config.getoption("--saccade-kernel")
     if name is None:
         return []
-    from saccade.testing.judging import Kernel, Source, check_interpreter, judge, read_claims  # noqa: PLC0415
+    from saccade.testing.judging import (  # noqa: PLC0415  imports torch
+        Kernel,
+        Source,
+        check_interpreter,
+        first_calls,
+        judge,
+        read_claims,
+    )
 
+    device, seed = config.getoption("--saccade-device"), config.getoption("--saccade-seed")
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
     try:
         source = Source.parse(name)
-        check_interpreter(source, config.getoption("--saccade-device"))
-        claims, loaded = read_claims(config.getoption("--saccade-claims")), source.load()
-        laws = Kernel.of(loaded, claims, source).form.laws_to_check()
+        check_interpreter(source, device)
+        kernel = Kernel.of(source.load(), read_claims(config.getoption("--saccade-claims")), source)
     except (ValueError, TypeError, OSError) as error:
         raise pytest.UsageError(f"--saccade-kernel: {error}") from None
-    seed = config.getoption("--saccade-seed")
-    seed = secrets.randbelow(1 << 32) if seed is None else seed
+
+    @functools.cache  # called by the first test that runs
+    def called() -> Kernel:
+        found = first_calls(kernel, device)
+        config.stash[_NOTES] = [*found.notes, f"seed {seed}: --saccade-seed {seed} repeats this run"]
+        return found
 
     def judged(law: str) -> Judgement:
-        device = config.getoption("--saccade-device")
-        return judge(loaded, claims, source=source, laws=[law], device=device, seed=seed)
+        return judge(called(), laws=[law], device=device, seed=seed)
 
+    laws = kernel.form.laws_to_check()
     return [LawTest.from_parent(session, name=f"{name}::{law}", law=law.name, judge=judged) for law in laws]
 
 
@@ -81,12 +99,11 @@ class LawTest(pytest.Item):
 
     def __init__(self, *, law: str, judge: Callable[[str], Judgement], **options: Any):
         super().__init__(**options)
-        self.law, self.judge, self.script = law, judge, ""
+        self.law, self.judge = law, judge
 
     def runtest(self) -> None:
         """Try the law: fail with the smallest counter-example, or skip if no case can be tried."""
         found = self.judge(self.law)
-        self.add_report_section("call", "seed", f"seed {found.report.seed}")
         (law,) = found.report.laws
         verdict = found.verdict(law)
         if verdict == "not tried":
@@ -96,10 +113,21 @@ class LawTest(pytest.Item):
         if verdict == "unexpectedly kept" and self.config.getini("xfail_strict"):
             pytest.fail(f"expected to fail, but kept: {', '.join(found.passing_xfail)}", pytrace=False)
         for example in found.counter_examples:
-            if example.script:
-                self.script = example.script
-            lines = (law.statement, example.message, example.inputs, f"seed {found.report.seed}")
+            script = f"script: {self._write(example)}" if example.script else f"no script: {example.no_script}"
+            shown = example.shows[:_MOST_SHOWN]
+            lines = (law.statement, example.message, example.inputs, *shown, script, f"seed {found.report.seed}")
             pytest.fail("\n".join(lines), pytrace=False)
+
+    def _write(self, example: CounterExample) -> Path:
+        """Write the script of a counter-example, and return its path, relative to the current folder if it is below."""
+        folder = self.config.getoption("--saccade-scripts")
+        if folder is None:
+            cache = getattr(self.config, "cache", None)  # None with -p no:cacheprovider
+            folder = Path(tempfile.mkdtemp(prefix="saccade-")) if cache is None else cache.mkdir("saccade")
+        folder.mkdir(parents=True, exist_ok=True)
+        path: Path = folder / (re.sub(r"[^\w.-]+", "-", self.name) + ".py")
+        path.write_text(example.script, encoding="utf-8")
+        return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Return where the test comes from, and its name."""
@@ -151,11 +179,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add a report section with code that reproduces a leak or a fault without saccade."""
+    """Add a report section with code that reproduces a leak without saccade."""
     shown = yield
     if shown.when == "call" and shown.failed:
         scripts = [report.script for report in item.stash.get(_REPORTS, []) if report.script]
         shown.sections += [("the leak without saccade", script) for script in scripts]
-    if isinstance(item, LawTest) and shown.failed and item.script:
-        shown.sections.append(("the fault without saccade", item.script))
     return shown
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what the kernel does not take although its claims do not say so, and the seed."""
+    for line in config.stash.get(_NOTES, []):
+        terminalreporter.write_line(f"{config.getoption('--saccade-kernel')}: {line}")

@@ -87,7 +87,7 @@ class Several(nn.Module):
     [
         ({"left": ids(), "right": ids()}, None, 'tokens must be named, .*\nHint: tokens="left" or tokens="right"'),
         ({"left": ids(), "right": ids()}, "middle", "tokens must name a tensor among the inputs; got 'middle'"),
-        ({"scale": 2.0}, None, r"inputs must contain token ids \[batch, length\] or vectors .*; got \['scale'\]"),
+        ({"scale": 2.0}, None, r"inputs must contain token ids \[batch, length\] or embeddings .*; got \['scale'\]"),
         ([ids()], None, "inputs must be a tensor, or a mapping of arguments; got list"),
         (ids(), "idx", "tokens must be left out if inputs= is a single tensor"),
     ],

@@ -90,6 +90,46 @@ def test_a_leak_is_ten_lines_without_this_library(capsys):
     assert audit(model, masks.Causal(), length=16).script == ""
 
 
+def test_a_script_that_does_not_show_the_fault_says_so(capsys):
+    model = made("Llama")
+
+    def leak(module, args, out):
+        return out + 1e-3 * out.flip(1)
+
+    with torch.no_grad():
+        handle = model.model.layers[1].mlp.register_forward_hook(leak)
+    state = torch.get_rng_state()
+    report = audit(model, masks.Causal(), length=16)
+    assert torch.equal(torch.get_rng_state(), state)
+    handle.remove()
+    assert report["reach"].finding.kind == "leak"
+    assert [line[:2] for line in report.script.splitlines()[:3]] == ["# ", "# ", "im"]
+    assert "Replace the line" in report.script
+    assert "moves by" not in capsys.readouterr().out
+    exec(report.script, {})
+    assert float(capsys.readouterr().out.split("moves by ")[1].split()[0]) <= 1e-5
+
+
+def test_a_leak_seen_by_gradients_alone_allows_nothing():
+    model = made("Llama")
+
+    def leak(module, args, out):
+        return out + 1e-7 * out.flip(1)
+
+    with model.model.layers[1].mlp.register_forward_hook(leak):
+        report = audit(model, masks.Causal(), length=16)
+    assert report["reach"].verdict == "broken"
+    assert report["reach"].finding.probe == "gradient"
+    assert report["reach"].largest > report["reach"].allowed == 0.0
+    assert "found by its gradient" in str(report)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "position_ids", "labels"])
+def test_arguments_of_the_model_belong_in_inputs(name):
+    with pytest.raises(TypeError, match=f"got {name}=.*\n.*inputs={{'input_ids': ids"):
+        audit(made("Llama"), masks.Causal(), **{name: torch.ones(1, 4, dtype=torch.int64)})
+
+
 def test_functions_of_vectors_have_no_modules():
     def mean_so_far(x):
         return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]

@@ -1,19 +1,29 @@
-"""The kinds of caches that hold keys for softmax, for heads of width 4; most let some of a dozen tokens go."""
+"""The kinds of caches, for heads of width 4; most of those that hold keys for softmax let some of a dozen tokens go."""
 
 from collections.abc import Callable
 
+import torch
+
 from saccade.caches import (
     BlockSelectCache,
+    CompressiveCache,
+    CrossCache,
     HeavyHitterCache,
+    IndexedCache,
     Int8Cache,
     KVCache,
+    LatentCache,
     LayerCache,
     QuantizedCache,
+    RecurrentCache,
     SegmentCache,
     SinkWindowCache,
     SnapKVCache,
 )
+from saccade.caches.call_arguments import MakesMatrix
+from saccade.mechanisms import CompressiveMemory, Delta, Linear, Softmax, TopK
 from saccade.positions import Rotary
+from saccade.scorers import LightningIndexer
 
 KINDS: dict[str, Callable[[], LayerCache]] = {
     "all": KVCache,
@@ -27,3 +37,21 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "segments": lambda: SegmentCache(4, 3),
     "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(4)),
 }
+
+EVERY_KIND: dict[str, Callable[[], LayerCache]] = KINDS | {
+    "sparse": lambda: BlockSelectCache(2, 6, prompt="sparse"),
+    "sums": RecurrentCache,
+    "delta rule": RecurrentCache,
+    "remembered": CompressiveCache,
+    "latents": lambda: LatentCache(3),
+    "indexed": IndexedCache,
+    "context": CrossCache,
+}
+
+
+def mechanism_of(name: str, n: int) -> MakesMatrix:
+    """Return a mechanism for ``n`` new tokens, two batch items and two key heads, which a kind of cache supports."""
+    if name == "indexed":
+        return TopK(LightningIndexer(torch.randn(2, 3, n, 2), torch.randn(2, 1, n, 2), torch.randn(2, 3, n)), 3)
+    special = {"sums": Linear, "remembered": lambda: CompressiveMemory(4, 3), "delta rule": Delta}
+    return special.get(name, Softmax)()

@@ -5,34 +5,16 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from tests.caches.cache_kinds import KINDS
+from tests.caches.cache_kinds import EVERY_KIND, mechanism_of
 from torch._subclasses import FakeTensorMode
 
 from saccade import caches, masks
 from saccade.caches import (
-    BlockSelectCache,
-    CompressiveCache,
-    CrossCache,
-    IndexedCache,
-    LatentCache,
     LayerCache,
-    RecurrentCache,
     padded_positions,
 )
-from saccade.caches.call_arguments import MakesMatrix
-from saccade.mechanisms import CompressiveMemory, Delta, Linear, Softmax, TopK
-from saccade.scorers import LightningIndexer
 from saccade.support.errors import UnsupportedError
 
-CASES: dict[str, Callable[[], LayerCache]] = KINDS | {
-    "sparse": lambda: BlockSelectCache(2, 6, prompt="sparse"),
-    "sums": RecurrentCache,
-    "delta rule": RecurrentCache,
-    "remembered": CompressiveCache,
-    "latents": lambda: LatentCache(3),
-    "indexed": IndexedCache,
-    "context": CrossCache,
-}
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "fake": FakeTensorMode,
     "meta": lambda: torch.device("meta"),
@@ -47,22 +29,15 @@ REFUSED_WITH_PADDING = {
 }
 
 
-def _mechanism(name: str, n: int) -> MakesMatrix:
-    if name == "indexed":
-        return TopK(LightningIndexer(torch.randn(2, 3, n, 2), torch.randn(2, 1, n, 2), torch.randn(2, 3, n)), 3)
-    special = {"sums": Linear, "remembered": lambda: CompressiveMemory(4, 3), "delta rule": Delta}
-    return special.get(name, Softmax)()
-
-
 def _run(name: str, *, has_padding: bool = False) -> tuple[list[torch.Size], list[object]]:
     """Return the shapes of the outputs of several calls, and the sizes of the cache after each of them."""
-    cache, shapes, sizes = CASES[name](), [], []
+    cache, shapes, sizes = EVERY_KIND[name](), [], []
     for n in (9, 1, 4, 1):
         q, k, v = (torch.randn(2, heads, n, 4) for heads in (4, 2, 2))
         tensors = (q, k, k[..., :3] if name == "latents" else v)
         tensors = (q,) if name == "context" and cache.length else tensors
         where = padded_positions([9, 7]) if has_padding and not cache.length else None
-        shapes.append(cache.attend(_mechanism(name, n), *tensors, mask=masks.Causal(), positions=where).shape)
+        shapes.append(cache.attend(mechanism_of(name, n), *tensors, mask=masks.Causal(), positions=where).shape)
         read = None if name == "indexed" else cache.traffic.bytes_read  # the number of selected keys is a value
         sizes.append((cache.length, cache.nbytes, read, cache.traffic.bytes_appended))
         cache = cache.fork()
@@ -72,7 +47,7 @@ def _run(name: str, *, has_padding: bool = False) -> tuple[list[torch.Size], lis
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY_KIND)
 def test_shapes_and_sizes_do_not_need_values(name: str, mode: str) -> None:
     expected = _run(name)
     with MODES[mode]():
@@ -84,7 +59,7 @@ def test_shapes_and_sizes_do_not_need_values(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY_KIND)
 def test_shapes_do_not_need_the_positions_of_padding(name: str, mode: str) -> None:
     if name in REFUSED_WITH_PADDING:
         with MODES[mode](), pytest.raises(UnsupportedError, match=REFUSED_WITH_PADDING[name]):
@@ -97,4 +72,4 @@ def test_shapes_do_not_need_the_positions_of_padding(name: str, mode: str) -> No
 
 def test_every_kind_of_cache_has_a_case() -> None:
     kinds = {x for x in vars(caches).values() if isinstance(x, type) and issubclass(x, LayerCache)}
-    assert kinds - {LayerCache, caches.EvictingCache} == {type(make()) for make in CASES.values()}
+    assert kinds - {LayerCache, caches.EvictingCache} == {type(make()) for make in EVERY_KIND.values()}

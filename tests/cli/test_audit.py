@@ -63,7 +63,7 @@ def test_a_configuration_is_enough(audit, config):
     assert "largest: effect where there should be none; allowed: effect of rounding" in result.stdout
     rows = result.stdout.splitlines()[-20:]
     assert rows[0].split() == ["1", *"." * 19, "1", *"." * 19]
-    assert "of the forbidden pairs" in result.stdout
+    assert "of the pairs that must not interact" in result.stdout
     assert "no leak" not in result.stdout
 
 
@@ -183,7 +183,7 @@ def test_a_file_that_is_no_configuration_fails(audit, tmp_path):
     path.write_text("[1, 2", encoding="utf-8")
     result = audit(str(path))
     assert result.exit_code == 1
-    assert "MODEL must be a configuration that transformers knows" in result.output
+    assert "MODEL must be a configuration that transformers supports" in result.output
 
 
 def test_a_text_that_is_too_long_for_the_model_fails(audit, tmp_path):

@@ -20,8 +20,9 @@ def test_it_prints_a_table_and_what_to_think_of_it(compare, encoder):
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     count = len(encoder.tokenizer.encode(TEXT).ids)
-    assert lines[0] == f"batch 1, 12 heads, {count} queries, {count} keys; errors relative to exact attention"
-    names = [line.split("  ")[0] for line in lines[2:12]]
+    assert lines[0] == f"layer 0 of all-MiniLM-L6-v2, {count} tokens"
+    assert lines[1] == f"batch 1, 12 heads, {count} queries, {count} keys; errors relative to exact attention"
+    names = [line.split("  ")[0] for line in lines[3:13]]
     assert names == [
         "exact",
         "torch SDPA",
@@ -48,13 +49,24 @@ def test_masks_are_rows(compare):
 
 
 @pytest.mark.ci
+def test_a_text_beyond_the_models_length_is_said_to_be_cut(compare, encoder):
+    text = "word " * 600
+    total = len(encoder.tokenizer.encode(text.strip()).ids)
+    result = compare("--landmarks", "4", "--features", "8", "--mask", "sliding(600)", text)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(
+        f"layer 0 of all-MiniLM-L6-v2, the first 512 of {total} tokens: the model reads no more"
+    ), result.output[:200]
+
+
+@pytest.mark.ci
 def test_quality_is_that_of_trained_models(compare, monkeypatch):
     asked = []
     monkeypatch.setattr("saccade.learning.quality.train", lambda *given: asked.append(given) or Outcome(0.5, 1, 1.0, 1))
     result = compare("--quality", "MQAR", "--landmarks", "4", "--features", "8", TEXT)
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[1].split()[-1] == "quality"
-    assert result.output.splitlines()[2].split()[-1] == "0.500"
+    assert result.output.splitlines()[2].split()[-1] == "quality"
+    assert result.output.splitlines()[3].split()[-1] == "0.500"
     assert len(asked) == 9  # exact attention, two masks and six mechanisms
     assert {question for _, question, _, _ in asked} == {QUESTIONS["MQAR"]}
 
@@ -70,7 +82,9 @@ def test_as_many_landmarks_as_tokens_are_exact(compare):
 def test_a_language_model_is_compared_with_later_tokens_hidden(compare):
     result = compare("--model", "small-decoder", "--layer", "2", "--features", "512", TEXT)
     assert result.exit_code == 0, result.output
-    assert result.output.startswith("batch 1, 5 heads, ")
+    first, second = result.output.splitlines()[:2]
+    assert first.startswith("layer 2 of small-decoder, ")
+    assert second.startswith("batch 1, 5 heads, ")
     assert "Linformer: refused: " in result.output
     assert "Causal lets queries see different keys" in result.output
     assert "Performer(512): refused" not in result.output

@@ -49,8 +49,8 @@ def test_everything_is_trained_unless_names_are_given(train, tmp_path):
     assert lines[2] == ["full", *["learned, 600"] * 5]
     row = next(line for line in lines if line[0] == "Linformer")
     assert row == ["Linformer", "learned, 600", "-", "learned, 600", "learned, 600", "-"]
-    assert len(list((tmp_path / "all").iterdir())) == 354 == len(planned(list(MIXERS), list(QUESTIONS), 3))
-    assert "354 runs, 177 minutes of one core" in result.stdout
+    assert len(list((tmp_path / "all").iterdir())) == 399 == len(planned(list(MIXERS), list(QUESTIONS), 3))
+    assert "399 runs, 200 minutes of one core" in result.stdout
     assert result.stdout.endswith("wrote learned.png\n")
     assert (tmp_path / "learned.png").read_bytes().startswith(b"\x89PNG")
 

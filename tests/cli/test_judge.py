@@ -42,14 +42,38 @@ def judge(tmp_path, monkeypatch):
     return lambda name, *arguments: CliRunner().invoke(app, ["judge", f"mine.py::{name}", "--seed", "0", *arguments])
 
 
+def test_an_input_that_the_kernel_does_not_take_is_left_out_with_a_note(judge):
+    result = judge("ungrouped", *FEW)
+    assert result.exit_code == 0, result.output
+    (note,) = (line for line in result.stdout.splitlines() if "declared for you" in line)
+    assert note.startswith("takes no grouped heads (declared for you: RuntimeError: The size of tensor a")
+    assert note.endswith("claim it with --claim groups=true")
+    assert result.stdout.index(note) < result.stdout.index("verdict")
+
+
 def test_an_error_that_most_trials_raise_is_told_once_with_a_way_out(judge):
-    result = judge("ungrouped", *FEW, "--case", "causal-extend", "--case", "window", "--case", "padding")
+    cases = ("--case", "causal-extend", "--case", "window", "--case", "padding")
+    result = judge("ungrouped", *FEW, *cases, "--claim", "groups=true")
     assert result.exit_code == 1
+    assert "declared for you" not in result.stdout
     assert "broken trials raised RuntimeError: The size of tensor a" in result.stdout
-    assert "--claim groups=false" in result.stdout
+    assert "declare what it takes with --claim: groups" in result.stdout
     claimed = judge("ungrouped", *FEW, "--claim", "groups=false")
     assert claimed.exit_code == 0, claimed.output
     assert "broken trials" not in claimed.stdout
+
+
+def test_laws_on_nan_and_inf_have_a_line_of_their_own(judge):
+    few = ("--law", "oracle", "--law", "isolation", "--case", "causal", "--dtype", "float32")
+    result = judge("ungrouped", *few)
+    assert result.exit_code == 1
+    assert "Finite inputs: All 1 laws that could be tried hold." in result.stdout
+    assert "NaN and inf: 1 of 1 laws are broken: isolation." in result.stdout
+    assert result.stdout.rstrip().endswith("--claim non_finite=false.")
+    left_out = judge("ungrouped", *few, "--claim", "non_finite=false")
+    assert left_out.exit_code == 0, left_out.output
+    assert "claims nothing about NaN and inf" in left_out.stdout
+    assert left_out.stdout.rstrip().endswith("All 1 laws that could be tried hold.")
 
 
 def test_a_right_kernel_ends_with_status_0(judge):

@@ -27,19 +27,38 @@ def _run(command, folder):
 
 
 def test_there_are_commands():
-    assert len(COMMANDS) == 3
+    assert len(COMMANDS) == 4
+
+
+def _write_first_kernel(folder):
+    (block,) = (each for each in BLOCKS["python"] if 'Path("my_kernels.py").write_text' in each)
+    exec(compile(block.replace("my_kernels.py", str(folder / "my_kernels.py")), "page", "exec"), {})
 
 
 @pytest.mark.ci
-def test_the_first_command_finds_the_fault_and_writes_its_files(tmp_path):
-    (block,) = (each for each in BLOCKS["python"] if 'Path("my_kernels.py").write_text' in each)
-    written = block.replace("my_kernels.py", str(tmp_path / "my_kernels.py"))
-    exec(compile(written, "page", "exec"), {})
-    quick = COMMANDS[0].replace("--minutes 1", "--law empty_rows --case nothing")
+def test_the_quick_command_answers_with_two_laws(tmp_path):
+    _write_first_kernel(tmp_path)
+    done = _run(COMMANDS[0], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("All 2 laws that could be tried hold.\n")
+
+
+@pytest.mark.ci
+def test_the_command_for_all_laws_finds_the_fault_and_writes_its_files(tmp_path):
+    _write_first_kernel(tmp_path)
+    quick = COMMANDS[1].replace("--minutes 1", "--law empty_rows --case nothing")
     done = _run(quick, tmp_path)
     assert done.returncode == 1, done.stderr
     assert "empty_rows  BROKEN" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} >= {"out.html", "out.xml", "found"}
+
+
+@pytest.mark.parametrize("kernel", ["as on the page", "off by one"])
+def test_the_test_file_passes_and_finds_an_off_by_one(pytester, kernel):
+    (block,) = (each for each in BLOCKS["python"] if "def test_" in each)
+    pytester.makepyfile(block if kernel == "as on the page" else block.replace("triu(1)", "triu(2)"))
+    expected = {"passed": 2} if kernel == "as on the page" else {"passed": 1, "failed": 1}
+    pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(**expected)
 
 
 @pytest.mark.ci

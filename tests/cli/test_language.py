@@ -14,6 +14,20 @@ from saccade.support.language import in_language, translated
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("arguments", [["--lang", "zh"], ["--lang=zh"]])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_language_stands_before_or_after_the_command(run, arguments, is_first):
+    command = ["cost", "causal", "--tokens", "64"]
+    result = run(*arguments, *command) if is_first else run(*command, *arguments)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("Causal() 的开销")
+
+
+def test_text_after_two_dashes_is_no_option(run):
+    result = run("compare", "--layer", "99", "--", "--lang", "zh")
+    assert "--layer must be from 0 to 5; got 99" in result.output
+
+
 @pytest.mark.parametrize("arguments, variables", [(["--lang", "zh"], {}), ([], {"LANG": "zh_CN.UTF-8"})])
 def test_the_command_line_speaks_chinese(run, encoder, monkeypatch, arguments, variables):
     for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
@@ -78,7 +92,7 @@ def english(line):
 
 def test_a_cost_is_printed_in_chinese(run):
     first, head, *rows, last = chinese(run, "cost", "causal", "--tokens", "64", "--memory", "2")
-    assert first == "Causal() 的开销：64 个词元，批大小 1，bfloat16"
+    assert first == "Causal() 的开销：64 个词元，批大小 1，bfloat16，32 个头，每头 128 个通道"
     assert not english(head)
     assert [row.split()[0] for row in rows[:3]] == ["前向", "训练", "解码"]
     assert last == "在 2 GiB 内存中：运行一次放得下，训练一步放得下"
@@ -93,7 +107,8 @@ def test_a_plan_is_printed_in_chinese(run):
 
 def test_a_comparison_is_printed_in_chinese(run):
     options = ("--features", "8", "--landmarks", "4", "--mask", "sliding(3)")
-    first, head, exact, *lines = chinese(run, "compare", *options, "A lizard is not a snake.")
+    model, first, head, exact, *lines = chinese(run, "compare", *options, "A lizard is not a snake.")
+    assert model == "all-MiniLM-L6-v2 第 0 层，9 个词元"
     assert not english(first + head)
     assert exact.startswith("精确")
     assert "Performer(8)：偏差过大，在这些张量上不能代替精确注意力" in lines

@@ -203,7 +203,7 @@ def test_pictures_are_drawn_in_chinese(verify, tmp_path, monkeypatch):
         monkeypatch.setattr(command, pictures, {name: getattr(command, pictures)[name]})
     drawn = {}
     for language in ("en", "zh"):
-        result = verify("--pictures", str(tmp_path / language), "--language", language)
+        result = verify("--lang", language, "--pictures", str(tmp_path / language))
         assert result.exit_code == 0, result.output
         drawn[language] = matplotlib.image.imread(tmp_path / language / f"{name}.png")
     for language, draw in (("en", PICTURES[name]), ("zh", PICTURES_IN_CHINESE[name])):
@@ -215,13 +215,8 @@ def test_pictures_are_drawn_in_chinese(verify, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (
-            ["--language", "zh"],
-            "--language must be used with --pictures or with --list --by document --markdown;",
-        ),
         (["--by", "document"], "--by must be used with --list; got --by document alone."),
         (["--list", "--json"], "--json must be left out if --list is given, which checks nothing."),
-        (["--pictures", "new", "--language", "de"], "Invalid value for '--language'"),
         (["--only", "gravity\x1b[2J"], "--only must be the name of a claim or one of scaling, similarity, softmax,"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--seeds", "0"], "Invalid value for '--seeds'"),

@@ -268,7 +268,7 @@ def test_inexact_models_are_refused():
                 "the model shifts labels",
                 "without a cache",
                 "attention_mask is not [batch, rows]",
-                "position_ids are neither those of the whole sequence nor of texts that count from 0",
+                "position_ids neither count the whole sequence nor restart at 0 with each text",
                 "attention is a MultiHeadAttention that already runs over ranks",
                 "DecoderLayer with cross-attention",
                 "Linformer needs all keys at once",

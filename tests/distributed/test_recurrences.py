@@ -33,6 +33,12 @@ def cases():
             masks.Causal() & masks.Padding([48, 20]),
         ),
         "ssd": (mechanisms.SSD(HEADS), {"step": number}, masks.Causal()),
+        "gated delta 2": (mechanisms.GatedDelta2(), {"erase": channels, "decay": -channels.flip(2)}, DOCUMENTS),
+        "mamba-3": (
+            mechanisms.Mamba3(),
+            {"step": number, "blend": number.flip(1), "decay": -number.flip(2), "angle": channels[..., :3]},
+            DOCUMENTS & masks.Padding([48, 40]),
+        ),
         "mesa, documents": (mechanisms.Mesa(0.5), delta, DOCUMENTS),
         "state space": (mechanisms.S4D(HEADS, 8), {}, masks.Causal()),
         "state space, documents": (mechanisms.S4D(HEADS, 8), {}, DOCUMENTS),

@@ -29,7 +29,7 @@ def explained(
 def test_a_rule_with_steps_is_left_to_fused_where_that_can_run():
     found = explained(4096)
     assert found.kernel == "fused"
-    assert found.skipped["native"] == ("its mask has steps, and it would compute the pairs between them",)
+    assert found.skipped["native"] == ("its mask is strided, and it would also compute the pairs in between",)
 
 
 @needs_native
@@ -54,7 +54,7 @@ def test_it_is_not_left_to_tiled(options):
 @pytest.mark.parametrize("options", [{"softcap": 30.0}, {"dropout_p": 0.1}], ids=["softcap", "dropout"])
 def test_few_keys_are_left_to_fused_alone(options):
     assert explained(8, masks.Causal()).kernel == "fused"
-    assert explained(8, masks.Causal()).skipped["native"][0].startswith("8 keys do not repay packing them")
+    assert explained(8, masks.Causal()).skipped["native"][0].startswith("8 keys are too few to repay packing them")
     assert explained(8, masks.Causal(), **options).kernel == "native"
 
 

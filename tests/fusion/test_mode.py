@@ -216,12 +216,14 @@ def test_masks_that_are_made_after_scores(qkv, mask):
     assert_agrees(lambda: mask(scores(qkv)).softmax(-1) @ qkv[2], qkv, calls=1)
 
 
-def test_hooks_for_saved_tensors_that_may_hide_a_checkpoint(qkv):
-    def attend():
-        with torch.autograd.graph.save_on_cpu():
+def test_hooks_for_saved_tensors(qkv):
+    def attend(hooks):
+        with hooks:
             return scores(qkv).softmax(-1) @ qkv[2]
 
-    assert_agrees(attend, qkv, calls=0)
+    graph = torch.autograd.graph
+    assert_agrees(lambda: attend(graph.save_on_cpu()), qkv, calls=1)
+    assert_agrees(lambda: attend(graph.saved_tensors_hooks(lambda x: x, lambda x: x)), qkv, calls=0)  # may recompute
 
 
 def test_a_write_that_no_function_reports(qkv):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.integrations.own_code_attention import D, Model
 from tests.intervention.test_intervene import ALL, OwnLayer
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import saccade as sc
@@ -134,6 +135,55 @@ def test_replaced_attention(name, use_reentrant, is_inside):
         return [loss, *gradients(model, x)]
 
     torch.testing.assert_close(step(use_reentrant), step(None))
+
+
+class Offloaded(Checkpointed):
+    """A model that saves tensors on the CPU inside of its checkpoints."""
+
+    def checkpointed(self, function):
+        def offloaded(*args):
+            with save_on_cpu():
+                return function(*args)
+
+        return super().checkpointed(offloaded)
+
+
+@REENTRANT
+@INSIDE
+@pytest.mark.parametrize("is_edited", [False, True], ids=["replaced", "edited"])
+@pytest.mark.parametrize("name", ["written", "sdpa", "multihead"])
+def test_tensors_that_are_saved_on_the_cpu(name, use_reentrant, is_inside, is_edited):
+    def step(kind, use_reentrant):
+        torch.manual_seed(0)
+        model, x = kind(ALL[name], use_reentrant, is_inside and name != "multihead").double(), inputs()
+        if not is_edited:
+            sc.replace_attention(model, mask=CUT)
+        with sc.intervene(model) as edit:
+            if is_edited:
+                edit.mask("*", None, CUT)
+                edit.scale(layer_of(name, 1), 1, 0.5)
+            loss = model(x).sin().sum()
+        loss.backward()
+        return [loss, *gradients(model, x)]
+
+    expected = step(Checkpointed, None)
+    torch.testing.assert_close(step(Offloaded, use_reentrant), expected)
+    with save_on_cpu():
+        for run in (None, use_reentrant):
+            torch.testing.assert_close(step(Checkpointed, run), expected)
+
+
+@pytest.mark.parametrize("is_edited", [False, True], ids=["replaced", "edited"])
+def test_hooks_that_may_recompute_are_refused(is_edited):
+    model, x = Checkpointed(ALL["sdpa"], None, False).double(), inputs()
+    edit = sc.intervene(model)
+    if is_edited:
+        edit.ablate("*", 0)
+    else:
+        sc.replace_attention(model, mask=CUT)
+    reason = r"hooks for saved tensors hide a checkpoint[\s\S]*Hint: run the checkpoint outside of the hooks"
+    with pytest.raises(sc.UnsupportedError, match=reason), edit, saved_tensors_hooks(lambda x: x, lambda x: x):
+        model(x)
 
 
 @REENTRANT

@@ -237,7 +237,7 @@ def test_another_mechanism_and_one_with_parameters():
     out = attn.out((mechanisms.Linear()(q, k) @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(changed(x), x + other.blocks[0].mlp(out))
     sc.replace_attention(other, mechanism=mechanisms.Softmax(sink_logit=H))
-    with pytest.raises(sc.UnsupportedError, match=r"it has parameters, which the calls of blocks\.0"):
+    with pytest.raises(sc.UnsupportedError, match=r"it has parameters, but attention calls of blocks\.0"):
         other(x)
 
 

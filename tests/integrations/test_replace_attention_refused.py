@@ -12,7 +12,7 @@ from saccade import mechanisms
 from saccade.support.errors import UnsupportedError
 
 REFUSED = {
-    "none": (lambda: nn.Linear(3, 3), {}, "it contains no attention module that is known here"),
+    "none": (lambda: nn.Linear(3, 3), {}, "it contains no supported attention module"),
     "ours": (lambda: nn.Sequential(sc.nn.MultiHeadAttention(D, H)), {}, "it already runs on saccade"),
     "a mechanism": (gpt2, {"mechanism": mechanisms.Linear()}, "which runs exact softmax"),
     "a class": (One, {"mechanism": mechanisms.Linear}, "mechanism must be a saccade Mechanism or None; got the class"),

@@ -156,7 +156,7 @@ def test_a_patched_pattern_equals_a_hand_written_product():
 
 def test_rows_of_a_pattern_that_no_call_used_cause_a_warning():
     model, longer = model_of("written"), dense(torch.eye(L + 3, dtype=torch.float64).expand(1, H, -1, -1))
-    with pytest.warns(UserWarning, match=rf"'blocks.1.attn' has {L + 3} rows, .* used the first {L};"):  # noqa: PT031, SIM117
+    with pytest.warns(UserWarning, match=rf"'blocks.1.attn' has {L + 3} rows, .* used only the first {L};"):  # noqa: PT031, SIM117
         with sc.intervene(model) as edit:
             edit.pattern("blocks.1.attn", 0, longer)
             model(inputs())
@@ -182,7 +182,7 @@ def test_gradients_pass_through_edits(style):
 
 
 @pytest.mark.parametrize("style", ["written", "sdpa", "saccade", "multihead"])
-def test_a_sweep_ablates_each_head_once(style):
+def test_a_sweep_ablates_each_head_once(style, tmp_path):
     model, x = model_of(style), inputs()
     calls = []
 
@@ -201,8 +201,27 @@ def test_a_sweep_ablates_each_head_once(style):
             assert effect.value == pytest.approx(float(measure()))
     assert sweep.strongest(1)[0].difference == max((one.difference for one in sweep), key=abs)
     assert sweep.to_rows()[0].keys() == {"layer", "head", "value", "difference"}
-    assert len(str(sweep).splitlines()) == 1 + 2 * H
+    _, whole, *rows = str(sweep).splitlines()
+    assert len(rows) == 2 * H
+    assert whole.split() == ["whole", "model", f"{sweep.baseline:.6g}"]
+    lines = sweep.to_csv(tmp_path / "sweep.csv").read_text().splitlines()
+    assert lines[0] == "layer,head,value,difference"
+    assert [line.split(",")[0] for line in lines[1:]] == [one.layer for one in sweep]
     assert len(sc.intervene.sweep(model, measure, layers=[layer_of(style)], how="mean")) == H
+
+
+@pytest.mark.parametrize(
+    "measure, message",
+    [
+        (torch.ones(3), "measure must be a function that returns a number; got Tensor"),
+        (lambda: torch.ones(2, 3), r"measure must return a single number; got a tensor \[2, 3\]"),
+        (lambda: None, "measure must return a single number; got None"),
+        (lambda: torch.ones(1, dtype=torch.complex64), r"measure must return a single number; got a tensor \[1\]"),
+    ],
+)
+def test_a_measure_that_is_no_number_is_refused(measure, message):
+    with pytest.raises(TypeError, match=message):
+        sc.intervene.sweep(model_of("sdpa"), measure)
 
 
 def test_layers_without_edits_run_unchanged_and_nested_contexts_compose():

@@ -143,7 +143,7 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[
     "BlockDiffusion": (
         masks.BlockDiffusion,
         {"block": 2, "length": 3},
-        {"block": SIZES, "length": SIZES - {"2**35"}},
+        {"block": SIZES, "length": SIZES},
     ),
     "PrefixPerDocument": (
         masks.PrefixPerDocument,

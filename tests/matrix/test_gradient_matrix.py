@@ -111,5 +111,5 @@ def test_what_does_not_fit_is_refused():
     matrix = sc.AttentionMatrix(x, x)
     with pytest.raises(ValueError, match=r"must have shape \[1, 2, 4, 4\] to be the right operand of \*"):
         matrix * GradientMatrix(x, x[:, :, :3])
-    with pytest.raises(sc.UnsupportedError, match="hidden pairs are -inf there"):
+    with pytest.raises(sc.UnsupportedError, match="masked pairs of a score matrix are -inf"):
         matrix.scores * GradientMatrix(x, x)

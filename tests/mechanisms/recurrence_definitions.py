@@ -23,19 +23,21 @@ def dense(
 
     Args:
         query, key: ``[batch, heads, len, head_dim]``.
-        gates: ``decay [batch, heads, len, 1 | head_dim]`` and ``beta [batch, heads, len]``, or neither.
+        gates: ``decay [batch, heads, len, 1 | head_dim]``, ``beta [batch, heads, len]`` and ``erase [batch, heads,
+            len, head_dim]``, or some of them.
         allowed: bool ``[batch, len, len]``: a pair of which a token in between stands elsewhere is passed on unchanged.
     """
     batch, heads, length, width = key.shape
     decay = gates.get("decay", key.new_zeros(batch, heads, length, 1)).expand(-1, -1, -1, width)
     beta = gates.get("beta", key.new_ones(batch, heads, length))
+    erased = key * gates.get("erase", 1.0)
     found = key.new_zeros(batch, heads, length, length)
     left = key[:, :, :0]  # [batch, heads, tokens before i, width], what is left of each k_j
     for i in range(length):
         own = key[:, :, i, None]
         passed = left * decay[:, :, i, None].exp()
         if is_delta:
-            overlap = (passed * own).sum(-1, keepdim=True)
+            overlap = (passed * erased[:, :, i, None]).sum(-1, keepdim=True)
             passed = passed - beta[:, :, i, None, None] * own * overlap
         if allowed is not None:
             passed = torch.where(allowed[:, i, i, None, None, None], passed, left)
@@ -67,6 +69,12 @@ class Gated(mechanisms.Mechanism):
     def begins(self, state: Tensor) -> Tensor:
         """A state that the rule can have, of any tensor of the state's size."""
         return state
+
+    def defined(self, query: Tensor, key: Tensor, gates: Gates, allowed: Tensor) -> Tensor:
+        """The matrix by definition, for keys and gates of as many heads as the queries."""
+        scale = query.shape[3] ** -0.5 if self.inner.scale is None else self.inner.scale
+        reads = self.reads(query, key, gates, allowed)
+        return dense(reads, key, gates, scale=scale, is_delta=self.inner.is_delta, allowed=allowed)
 
     def reasons(self, mask):
         return self.inner.reasons(mask)
@@ -117,6 +125,30 @@ class Solving(Gated):
         return torch.cat([extra @ extra.mT, state], 3)
 
 
+class Rotating(Gated):
+    """Mamba-3: a state of complex numbers, to which each token writes what is left of the one before it, and itself."""
+
+    def defined(self, query: Tensor, key: Tensor, gates: Gates, allowed: Tensor) -> Tensor:
+        length = query.shape[2]
+        read, written = (torch.view_as_complex(x.unflatten(3, (-1, 2)).contiguous()) for x in (query, key))
+        state = previous = written.new_zeros(*written.shape[:2], written.shape[3], length)
+        one_hot, rows = torch.eye(length, dtype=written.dtype), []
+        for i in range(length):
+            step, blend, decay, angle = (gates[name][:, :, i] for name in ("step", "blend", "decay", "angle"))
+            starts = ~allowed[:, i, :i].any(-1)[:, None, None, None]  # of this text, nothing was seen before
+            old, before = (x.masked_fill(starts, 0.0) for x in (state, previous))
+            own = written[:, :, i, :, None] * one_hot[i]
+            factor = torch.exp(torch.complex(decay.expand_as(angle), -angle))[..., None]
+            fresh = factor * (old + ((1 - blend) * step)[..., None] * before) + (blend * step)[..., None] * own
+            is_here = allowed[:, i, i, None, None, None]
+            state, previous = torch.where(is_here, fresh, state), torch.where(is_here, own, previous)
+            rows.append((read[:, :, i, None].conj() @ state).real[:, :, 0])
+        return torch.stack(rows, 2).where(allowed[:, None], 0.0) if rows else query.new_zeros(*query.shape[:2], 0, 0)
+
+    def begins(self, state: Tensor) -> Tensor:
+        return torch.cat([state, torch.randn_like(state)], 3)
+
+
 RULES: dict[str, Gated] = {
     "sums": Gated(mechanisms.GatedLinear(), lambda key: {}),
     "gated linear": Gated(mechanisms.GatedLinear(), lambda key: {"decay": _fade(key)}),
@@ -128,12 +160,26 @@ RULES: dict[str, Gated] = {
         lambda key: {"beta": _write(key), "decay": _fade(key)},
         has_unit_keys=True,
     ),
+    "mamba-3": Rotating(
+        mechanisms.Mamba3(),
+        lambda key: {
+            "step": F.softplus(key.sum(-1)),
+            "blend": torch.sigmoid(key[..., 0]),
+            "decay": _fade(key),
+            "angle": 2.0 * key[..., : key.shape[-1] // 2],
+        },
+    ),
     "delta": Gated(mechanisms.Delta(), lambda key: {"beta": _write(key)}, has_unit_keys=True),
     "gated delta": Gated(
         mechanisms.Delta(), lambda key: {"beta": _write(key), "decay": _fade(key)}, has_unit_keys=True
     ),
     "kda": Gated(
         mechanisms.Delta(), lambda key: {"beta": _write(key), "decay": _fade_by_channel(key)}, has_unit_keys=True
+    ),
+    "gated delta 2": Gated(
+        mechanisms.GatedDelta2(),
+        lambda key: {"erase": torch.sigmoid(3.0 * key.flip(-1)), "decay": _fade_by_channel(key)},
+        has_unit_keys=True,
     ),
     "kda, fast": Gated(
         mechanisms.Delta(), lambda key: {"beta": _write(key), "decay": _fade_fast(key)}, has_unit_keys=True

@@ -251,6 +251,17 @@ def test_a_mask_is_a_row_of_exact_attention_under_both_masks(mask: Mask | None) 
     assert row.name == "Window(5, 2)"
 
 
+@pytest.mark.parametrize("mask", [None, Causal(), Causal() & Window(9, 0), Padding([48, 20])], ids=str)
+@pytest.mark.parametrize("left, hides_nothing", [(47, True), (46, False)])
+def test_a_mask_that_hides_no_pair_is_not_called_close(mask: Mask | None, left: int, hides_nothing: bool) -> None:
+    q, k, v = _inputs()
+    row = compare(q, k, v, [Window(left, 47)], mask=mask, timed_lengths=[48]).rows[0]
+    reads_first = mask is None or bool(mask.to_dense(48, batch=2)[0, 0, 47, 0])
+    expected = hides_nothing or not reads_first
+    assert row.hides_nothing == expected
+    assert row.verdict.startswith("hides no pair") == expected
+
+
 @pytest.mark.parametrize("mask", [None, Causal(), Causal() & Window(9, 0), Padding([48, 0])], ids=str)
 def test_torchs_own_attention_is_a_row(mask: Mask | None) -> None:
     q, k, v = _inputs()
@@ -348,7 +359,7 @@ def test_caches_need_a_causal_text() -> None:
     query, key, value = torch.randn(3, 1, 2, 20, 4).unbind()
     comparison = sc.compare(query, key, value, [], timed_lengths=[20], caches=[Int8Cache()])
     assert math.isnan(comparison.caches[0].error_median)
-    assert "Int8Cache(64): refused: a cache reads a causal text" in str(comparison)
+    assert "Int8Cache(64): refused: a cache needs a causal mask" in str(comparison)
     dropping = sc.compare(
         query, key, value, [], mask=sc.masks.Causal(), timed_lengths=[20], caches=[RecurrentCache()]
     ).caches[0]

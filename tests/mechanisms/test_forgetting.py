@@ -162,7 +162,7 @@ def test_widths_are_checked() -> None:
 @pytest.mark.parametrize("make", [lambda: SinkWindowCache(1, 4), lambda: HeavyHitterCache(4)])
 def test_caches_that_let_keys_go_are_refused(make: type[KVCache]) -> None:
     query, key, value, gates = draw(6)
-    with pytest.raises(sc.UnsupportedError, match="does not pass on all of them"):
+    with pytest.raises(sc.UnsupportedError, match="does not provide all of them"):
         make().attend(Forgetting(WIDTH), query, with_gates(key, gates), value, mask=masks.Causal())
 
 

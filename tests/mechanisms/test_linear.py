@@ -266,7 +266,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="Linear: head_dim must be the same for query and key; got 2 and 1"):
         Linear()(x, x[..., :1])
     widths = iter((3, 4))
-    with pytest.raises(ValueError, match="Linear: features must be equally many for queries and keys; got 3 and 4"):
+    with pytest.raises(ValueError, match="Linear: features must be equal in number for queries and keys; got 3 and 4"):
         Linear(lambda x: x[..., :1].expand(-1, -1, -1, next(widths)))(x, x)
     with pytest.raises(ValueError, match=r"FeatureMatrix\.matmul: value must have shape"):
         _ = Linear()(x, x) @ x[:, :, :3]

@@ -88,7 +88,7 @@ def test_a_cache_equals_the_whole_run_and_can_be_cropped_and_forked(split: tuple
 def test_caches_that_let_keys_go_are_refused_and_rounded_ones_are_close() -> None:
     query, key, value, w, beta = draw(40, torch.float32)
     keys = with_reflections(key, w, beta)
-    with pytest.raises(UnsupportedError, match="does not pass on all of them"):
+    with pytest.raises(UnsupportedError, match="does not provide all of them"):
         HeavyHitterCache(4).attend(PaTH(WIDTH), F.pad(query, (0, WIDTH + 1)), keys, value, mask=CAUSAL)
     rounded = Int8Cache().attend(PaTH(WIDTH), F.pad(query, (0, WIDTH + 1)), keys, value, mask=CAUSAL)
     torch.testing.assert_close(rounded, PaTH(WIDTH)(query, keys, mask=CAUSAL) @ value, atol=0.05, rtol=0)

@@ -45,17 +45,8 @@ def defined(name, query, key, mask, positions):
         name: (x if x.dim() == 4 or name == "beta" else x[..., None]).repeat_interleave(many, 1)
         for name, x in rule.gates(key).items()
     }
-    inner, keys = rule.inner, rule.keys(key).repeat_interleave(many, 1)
-    allowed = allowed.expand(BATCH, length, length)
-    scale = WIDTH**-0.5 if inner.scale is None else inner.scale
-    return dense(
-        rule.reads(query, keys, gates, allowed),
-        keys,
-        gates,
-        scale=scale,
-        is_delta=inner.is_delta,
-        allowed=allowed,
-    )
+    keys = rule.keys(key).repeat_interleave(many, 1)
+    return rule.defined(query, keys, gates, allowed.expand(BATCH, length, length))
 
 
 @pytest.mark.ci
@@ -282,7 +273,7 @@ REFUSED = {
         lambda q, k: mechanisms.Delta()(
             q, k, mask=CAUSAL, q_positions=torch.arange(90, -1, -1), kv_positions=torch.arange(90, -1, -1)
         ),
-        "a state is read in the order in which it was written",
+        "a state depends on the order of its tokens",
     ),
     "growth": (lambda q, k: mechanisms.Delta()(q, k, decay=torch.ones(2, 2, 91), mask=CAUSAL), "decay must be at most"),
     "shape": (
@@ -326,11 +317,14 @@ def test_received_needs_one_sweep_and_other_questions_are_answered_beside_it():
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf], ids=str)
-@pytest.mark.parametrize("which", ["query", "key", "beta"])
+@pytest.mark.parametrize("which", ["query", "key", "gate"])
 @pytest.mark.parametrize("name", RULES)
 def test_infinity_spreads_as_nan_does(name, which, bad):
     query, key, value = (x.detach() for x in inputs(length=20))
     gates = RULES[name].gates(key)
+    if which == "gate":
+        which = next((one for one in ("erase", "angle") if one in gates), "beta")
+        gates.setdefault(which, torch.ones_like(key[..., 0]))
 
     def run(number):
         tensors = {"query": query, "key": RULES[name].keys(key), **gates}
@@ -338,8 +332,6 @@ def test_infinity_spreads_as_nan_does(name, which, bad):
         tensors[which][0, 1, 7] = number
         return RULES[name].inner(tensors.pop("query"), tensors.pop("key"), mask=CAUSAL, **tensors) @ value
 
-    if which == "beta" and "beta" not in gates:
-        gates["beta"] = torch.ones_like(key[..., 0])
     expected = run(torch.nan)
     assert expected[0, 1, 7].isnan().all()
     torch.testing.assert_close(run(bad), expected, equal_nan=True)

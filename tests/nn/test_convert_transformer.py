@@ -1,6 +1,7 @@
 """torch.nn's transformer layers become ours and back, with equal outputs; or every reason is named."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from saccade.nn import (
     EncoderStack,
     FeedForward,
     MultiHeadAttention,
+    QKNorm,
     from_torch,
     to_torch,
 )
-from saccade.positions import ALiBi, Rotary
+from saccade.positions import ALiBi, QueryTemperature, Rotary
 
 OPTIONS = [
     {},
@@ -222,6 +224,42 @@ def of_each_kind(**options):
 
 
 KINDS = [type(module).__name__ for module in of_each_kind()]
+
+
+ATTENTION_OPTIONS = {
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "context_dim": 24,
+    "mask": masks.Causal(),
+    "mechanism": Softmax(scale=0.3),
+    "rotary": Rotary(4),
+    "qk_norm": QKNorm(),
+    "temperature": QueryTemperature(3, 0.7),
+    "short_convolution": 3,
+    "dropout_p": 0.5,
+    "projection_bias": False,
+    "output_gate": True,
+}
+
+
+@pytest.mark.parametrize("option", ATTENTION_OPTIONS)
+def test_every_option_is_refused_or_preserved(option):
+    ours = MultiHeadAttention(16, 4, **{option: ATTENTION_OPTIONS[option]}).double().eval()
+    query, context = torch.randn(2, 5, 16).double(), None
+    if option == "context_dim":
+        context = torch.randn(2, 5, 24).double()
+    try:
+        theirs = to_torch(ours)
+    except sc.UnsupportedError:
+        return
+    key = query if context is None else context
+    torch.testing.assert_close(theirs(query, key, key, need_weights=False)[0], ours(query, context))
+
+
+def test_the_options_are_all_options():
+    assert {"self", "embed_dim", "num_heads", *ATTENTION_OPTIONS} == {
+        *inspect.signature(MultiHeadAttention.__init__).parameters
+    }
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)), ids=KINDS)

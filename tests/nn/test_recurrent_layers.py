@@ -21,6 +21,8 @@ MECHANISMS = {
     "gla": (mechanisms.GatedLinear, "channel"),
     "retnet": (lambda: mechanisms.GatedLinear.retnet(HEADS), None),
     "mesa": (lambda: mechanisms.Mesa(0.7), "token"),
+    "gated delta 2": (mechanisms.GatedDelta2, "channel"),
+    "mamba-3": (mechanisms.Mamba3, None),
     "ssd": (lambda: mechanisms.SSD(HEADS), None),
 }
 LAYERS = {
@@ -39,11 +41,44 @@ def texts(*lengths):
     return [torch.randn(length, WIDTH, dtype=torch.float64) for length in lengths]
 
 
+def finished(own, outs, gate):
+    """The norm, the gate and the projection of what the heads read, token by token."""
+    out = torch.stack(outs)
+    out = out / (out.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt()
+    return own.output_projection((out * F.silu(gate)).flatten(1))
+
+
+def mamba3_by_hand(own, text):
+    """One text ``[len, width]``, with the complex state of Mamba-3."""
+    query, key, value, gate = (x.unflatten(1, (HEADS, -1)) for x in own.inputs(text).chunk(4, 1))
+    eps = torch.finfo(torch.float64).eps
+    query, key = (x / (x.square().mean(-1, keepdim=True) + eps).sqrt() for x in (query, key))
+    query, key = (
+        torch.view_as_complex((x + bias[:, 0]).unflatten(2, (-1, 2)))
+        for x, bias in zip((query, key), own.biases, strict=True)
+    )
+    state = written = torch.zeros(HEADS, key.shape[2], value.shape[2], dtype=key.dtype)
+    outs = []
+    for t in range(len(text)):
+        step, share = F.softplus(own.step(text[t]))[:, None, None], own.blend(text[t]).sigmoid()[:, None, None]
+        turns = torch.complex(-F.softplus(own.fade(text[t]))[:, None], -math.pi * own.turn(text[t]).tanh())
+        state = (turns[..., None] * step).exp() * (state + (1 - share) * step * written)
+        written = key[t][..., None] * value[t][:, None]
+        state = state + share * step * written
+        outs.append((query[t].conj()[:, None] @ state).real[:, 0] + own.skip[:, None] * value[t])
+    return finished(own, outs, gate)
+
+
 def by_hand(own, text):
     """One text ``[len, width]``, a state that is written and read token by token."""
+    if isinstance(own.mechanism, mechanisms.Mamba3):
+        return mamba3_by_hand(own, text)
     heads = [x.unflatten(1, (HEADS, -1)) for x in own.inputs(text).chunk(4, 1)]
-    query, key, value, gate = (F.silu(heads[0]), F.silu(heads[1]), heads[2], F.silu(heads[3]))
-    is_mesa = isinstance(own.mechanism, mechanisms.Mesa)
+    query, key, value = F.silu(heads[0]), F.silu(heads[1]), heads[2]
+    is_mesa, has_channels = (
+        isinstance(own.mechanism, mechanisms.Mesa),
+        isinstance(own.mechanism, mechanisms.GatedDelta2),
+    )
     is_delta, is_ssd = own.write is not None and not is_mesa, own.step is not None
     if is_delta or is_mesa:
         query, key = query / query.norm(dim=-1, keepdim=True), key / key.norm(dim=-1, keepdim=True)
@@ -51,7 +86,7 @@ def by_hand(own, text):
     state = torch.zeros(HEADS, WIDTH // HEADS, WIDTH // HEADS, dtype=torch.float64)
     of_keys = state
     for t in range(len(text)):
-        write = own.write(text[t]).sigmoid()[:, None] if is_delta or is_mesa else 1.0
+        write = own.write(text[t]).sigmoid().view(HEADS, -1) if is_delta or is_mesa else 1.0
         kept = torch.ones(HEADS, 1, dtype=torch.float64)
         if is_ssd:
             write = F.softplus(own.step(text[t]))[:, None]
@@ -61,9 +96,11 @@ def by_hand(own, text):
         elif isinstance(own.mechanism, mechanisms.GatedLinear) and own.mechanism.decay is not None:
             kept = own.mechanism.decay.exp()[:, None]
         state = state * kept[..., None]
-        told = value[t] - (key[t][:, None] @ state)[:, 0] if is_delta else value[t]
-        state = state + key[t][..., None] * (write * told)[:, None]
-        of_keys = of_keys * kept[..., None] + key[t][..., None] * (write * key[t])[:, None]
+        recalls = key[t] * own.erase(text[t]).sigmoid().view(HEADS, -1) if has_channels else key[t]
+        told = (recalls[:, None] @ state)[:, 0] if is_delta else 0.0
+        told = write * value[t] - (told if has_channels else write * told)
+        state = state + key[t][..., None] * told[:, None]
+        of_keys = of_keys * kept[..., None] + (key[t][..., None] * (write * key[t])[:, None] if is_mesa else 0.0)
         asked = (
             torch.linalg.solve(of_keys + 0.7 * torch.eye(len(key[t][0]), dtype=torch.float64), query[t])
             if is_mesa
@@ -71,9 +108,7 @@ def by_hand(own, text):
         )
         read = scale * (asked[:, None] @ state)[:, 0]
         outs.append(read + own.skip[:, None] * value[t] if is_ssd else read)
-    out = torch.stack(outs)
-    out = out / (out.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps).sqrt()
-    return own.output_projection((out * gate).flatten(1))
+    return finished(own, outs, heads[3])
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -94,6 +129,7 @@ def test_a_recurrence_is_what_it_says(name):
 def test_its_matrix_times_the_values_is_what_is_normed(name):
     own, (text,) = layer(name), texts(21)
     value = own.inputs(text).chunk(4, 1)[2].unflatten(1, (HEADS, -1)).transpose(0, 1)
+    value = value if own.erase is None else value * own.write(text).sigmoid().unflatten(1, (HEADS, -1)).transpose(0, 1)
     out = (own.matrix(text[None]) @ value[None])[0]
     out = out if own.skip is None else out + own.skip[:, None, None] * value
     gate = F.silu(own.inputs(text).chunk(4, 1)[3]).unflatten(1, (HEADS, -1)).transpose(0, 1)
@@ -149,7 +185,7 @@ REFUSED = {
     "heads": (lambda x: nn.Recurrence(8, 3), "num_heads must divide embed_dim 8; got 3"),
     "mechanism": (
         lambda x: nn.Recurrence(8, 2, mechanisms.Linear()),
-        "be a Delta, DeltaProduct, RWKV7, GatedLinear, Mesa or SSD",
+        "be a Delta, GatedDelta2, DeltaProduct, RWKV7, GatedLinear, Mesa, SSD or Mamba3",
     ),
     "decay": (lambda x: nn.Recurrence(8, 2, decay="head"), "decay must be one of 'token', 'channel'"),
     "decay of retention": (
@@ -157,6 +193,7 @@ REFUSED = {
         "which has its own",
     ),
     "decay of SSD": (lambda x: nn.Recurrence(8, 2, mechanisms.SSD(2), decay="token"), "which has its own"),
+    "decay of Mamba3": (lambda x: nn.Recurrence(8, 2, mechanisms.Mamba3(), decay="token"), "which has its own"),
     "window": (lambda x: layer("delta")(x, mask=masks.sliding_window(3)), "so queries cannot choose"),
 }
 

@@ -165,7 +165,7 @@ def test_matrices_are_those_that_run() -> None:
 def test_dropout_falls_on_the_reader_too() -> None:
     layer = SharedKeyAttention(WIDTH, 4, 0, mask=CAUSAL, dropout_p=0.5).double()
     shared, x = SharedKeys(), _tokens()
-    shared.set(*torch.randn(2, 2, 4, N, 4, dtype=torch.float64))
+    shared.exchange(*torch.randn(2, 2, 4, N, 4, dtype=torch.float64))
     assert not torch.equal(layer(x, shared=shared), layer(x, shared=shared))
     assert torch.equal(layer.eval()(x, shared=shared), layer(x, shared=shared))
 

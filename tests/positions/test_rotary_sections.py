@@ -65,7 +65,7 @@ def test_products_depend_on_distances_along_each_axis():
         ({"sections": (2, 2)}, "sections must sum to 6, half of rotary_dim"),
         ({"sections": ()}, "sections must sum to 6"),
         ({"sections": (2, -1, 5)}, "sections must be an int of at least 0"),
-        ({"sections": (1, 2, 3), "interleaved_sections": True}, "leave room for the axes in turn"),
+        ({"sections": (1, 2, 3), "interleaved_sections": True}, "allow the pairs to cycle through the axes"),
         ({"interleaved_sections": 1}, "interleaved_sections must be True or False"),
     ],
 )

@@ -71,6 +71,8 @@ SOURCES: Makes = {
     "Recurrence": lambda: Recurrence(16, 4, decay="channel"),
     "Recurrence of DeltaProduct": lambda: Recurrence(16, 4, mechanisms.DeltaProduct(2), decay="token"),
     "Recurrence of Mesa": lambda: Recurrence(16, 4, mechanisms.Mesa(torch.nn.Parameter(torch.ones(4, 4)))),
+    "Recurrence of GatedDelta2": lambda: Recurrence(16, 2, mechanisms.GatedDelta2(), decay="channel"),
+    "Recurrence of Mamba3": lambda: Recurrence(16, 4, mechanisms.Mamba3()),
     "Recurrence of RWKV7": lambda: Recurrence(16, 4, mechanisms.RWKV7()),
     "Recurrence of SSD": lambda: Recurrence(16, 4, mechanisms.SSD(4)),
     "MixtureOfExperts": lambda: MixtureOfExperts(16, 8, 3),
@@ -83,6 +85,10 @@ SOURCES: Makes = {
             DecoderLayer(one, FeedForward(16, 8))
             for one in (MultiHeadAttention(16, 4, mask=CAUSAL), SharedKeyAttention(16, 4, 0, mask=CAUSAL))
         ]
+    ),
+    "DecoderStack with a value residual": lambda: DecoderStack(
+        [DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8)) for _ in range(2)],
+        value_residual=True,
     ),
     "DecoderStack": lambda: DecoderStack([DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8))]),
 }
@@ -113,11 +119,13 @@ MATRICES: Makes = {
     "Linformer": lambda: mechanisms.Linformer(7, 3),
     "GatedLinear": lambda: mechanisms.GatedLinear.retnet(2),
     "Delta": mechanisms.Delta,
+    "GatedDelta2": mechanisms.GatedDelta2,
     "DeltaProduct": lambda: mechanisms.DeltaProduct(1),
     "RWKV7": mechanisms.RWKV7,
     "Mesa": mechanisms.Mesa,
     "PaTH": lambda: mechanisms.PaTH(1),  # keys of four channels: the key, a vector, a strength and a forget gate
     "SSD": lambda: mechanisms.SSD(2),
+    "Mamba3": mechanisms.Mamba3,
     "S4D": lambda: mechanisms.S4D(2, 4),
     "ShortConvolution": lambda: mechanisms.ShortConvolution(2, 3),
     "CompressiveMemory": lambda: mechanisms.CompressiveMemory(4, 3, update="delta", rotary=positions.Rotary(4)),
@@ -189,11 +197,13 @@ CAUSAL_ONLY = (
     "Forgetting",
     "GatedLinear",
     "Delta",
+    "GatedDelta2",
     "DeltaProduct",
     "RWKV7",
     "Mesa",
     "PaTH",
     "SSD",
+    "Mamba3",
     "S4D",
     "CompressiveMemory",
     "NativeSparse",

@@ -215,8 +215,53 @@ def test_each_law_of_a_kernel_is_a_test(pytester):
     ran = pytester.runpytest(*options, "--saccade-kernel", "mine.py::top_left", "-k", "oracle")
     ran.assert_outcomes(failed=1, deselected=ran.parseoutcomes()["deselected"])
     ran.stdout.fnmatch_lines(
-        ["The output equals softmax attention*", "query [[]*", "seed 0", "*- the fault without saccade -*"]
+        ["The output equals softmax attention*", "query [[]*", "call 1: *", "script: *.py", "seed 0"]
     )
+
+
+UNGROUPED = """
+import torch
+
+def ungrouped(q, k, v, causal=False):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if causal:
+        hidden = torch.ones_like(scores, dtype=torch.bool).triu(2 + k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores.softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize("folder", ["the cache", "a folder", "a temporary folder"])
+def test_a_broken_law_prints_a_few_lines_and_writes_its_script(pytester, tmp_path, monkeypatch, folder):
+    pytester.makepyfile(mine=UNGROUPED)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    options = [
+        "-p",
+        "saccade_pytest",
+        "--saccade-kernel",
+        "mine.py::ungrouped",
+        "--saccade-seed",
+        "0",
+        "-k",
+        "causality",
+    ]
+    options += {"a folder": ["--saccade-scripts", "found"], "a temporary folder": ["-p", "no:cacheprovider"]}.get(
+        folder, []
+    )
+    ran = pytester.runpytest(*options)
+    assert ran.parseoutcomes()["failed"] == 1
+    (script,) = (line.removeprefix("script: ") for line in ran.outlines if line.startswith("script: "))
+    expected = {"the cache": ".pytest_cache/d/saccade/", "a folder": "found/"}.get(folder, f"{tmp_path}/saccade-")
+    assert script.startswith(expected)
+    assert script.endswith("mine.py-ungrouped-causality.py")
+    done = subprocess.run([sys.executable, script], cwd=pytester.path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    first = ran.outlines.index(next(line for line in ran.outlines if line.startswith("___")))
+    last = ran.outlines.index("seed 0")
+    assert last - first < 15
+    assert done.stdout.splitlines()[0] in ran.outlines
+    ran.stdout.fnmatch_lines(["mine.py::ungrouped: takes no grouped heads (declared for you: *--claim groups=true"])
+    ran.stdout.fnmatch_lines(["mine.py::ungrouped: seed 0: --saccade-seed 0 repeats this run"])
 
 
 def test_a_kernel_that_is_not_there_is_a_wrong_argument(pytester):

@@ -76,7 +76,7 @@ def test_a_head_that_is_not_there(llama):
 @pytest.mark.parametrize(
     "options, error, rule",
     [
-        ({"keep": "entropy"}, TypeError, 'keep must be statistics of saccade.statistics, or some of "statistics"'),
+        ({"keep": "entropy"}, TypeError, 'keep must be statistics from saccade.statistics, or some of "statistics"'),
         ({"keep": Entropy}, TypeError, "got Entropy.\nHint: pass instances"),
         ({"keep": 3}, TypeError, "keep must be statistics"),
         ({"keep": ()}, ValueError, "keep must contain something if there is no callback; got nothing"),

@@ -207,8 +207,8 @@ def test_a_compiled_program_goes_around_it():
 REFUSED = {
     "a mask": (masks.Causal(), "score must be a saccade Score, a function (score, b, h, q, kv) -> score, or None"),
     "a class": (scores.Dot, "got Dot"),
-    "a tensor": (torch.zeros(3), "a tensor or a term by distance as bias="),
-    "a bias": (sc.positions.ALiBi(4), "a tensor or a term by distance as bias="),
+    "a tensor": (torch.zeros(3), "a tensor or a position bias as bias="),
+    "a bias": (sc.positions.ALiBi(4), "a tensor or a position bias as bias="),
     "an answer for a mask": (lambda score, b, h, q, kv: q > kv, "pass it as mask="),
     "a number": (lambda score, b, h, q, kv: 3.0, "must return a number for each score"),
     "fewer numbers": (lambda score, b, h, q, kv: torch.zeros(9, 5, 3, 2), "[9, 5, 3, 2] for [1, 1, 1, 1]"),

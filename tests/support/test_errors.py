@@ -159,7 +159,7 @@ _OTHERS: list[tuple[str, Call]] = [
     ("image_columns: text_len must be an int of at least 0; got 1.5.", lambda: masks.image_columns(1.5, 2, 3)),
     ("image_neighbors: radius must be an int of at least 0; got -1.", lambda: masks.image_neighbors(2, 2, 3, -1)),
     ("Padding: lengths must be ints of at least 0; got [3, -1].", lambda: masks.Padding([3, -1])),
-    ("Padding: lengths must contain one for each batch item; got none.", lambda: masks.Padding([])),
+    ("Padding: lengths must contain a length for each batch item; got none.", lambda: masks.Padding([])),
     ("Padding: side must be one of 'right', 'left'; got 'top'.", lambda: masks.Padding([3], "top")),
     (
         "Padding: padded_len must be at least the longest item for side='left'; got None with lengths (3,).",
@@ -243,7 +243,7 @@ def test_bad_input_gets_a_sentence(sentence: str, call: Call, monkeypatch: pytes
 
 
 def test_a_float_mask_gets_the_hint() -> None:
-    with pytest.raises(TypeError, match=r"Hint: a 0/1 mask becomes one with mask\.bool\(\)"):
+    with pytest.raises(TypeError, match=r"Hint: convert a 0/1 mask with mask\.bool\(\)"):
         sc.attention(**_good(), mask=torch.ones(5, 6).tril())
 
 

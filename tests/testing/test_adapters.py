@@ -95,7 +95,7 @@ def test_inputs_that_a_form_cannot_express_are_refused_with_the_reason():
         (lambda: adapters.layout(flash, "bhd"), "order must be"),
         (lambda: adapters.layout(3), "kernel must be callable"),
         (lambda: adapters.recurrent(flash, "rwkv"), "rule must be"),
-        (lambda: adapters.operator("nowhere::nothing"), "registered operation"),
+        (lambda: adapters.operator("nowhere::nothing"), "name of a registered operator"),
         (lambda: adapters.c_function("nowhere.so", "attention"), "shared library"),
     ],
 )

@@ -42,16 +42,49 @@ def test_an_option_that_vanishes_in_the_dark_is_a_broken_declaration():
     found = verdicts(lambda query, key, value, mask, **options: plain(query, key, value, mask), offers=["scale"])
     verdict, message = found["declined"]
     assert verdict == "broken"
-    assert message == "bias: declared as unsupported (takes no bias), but it returned a result"
+    assert message == "bias: declared as unsupported (takes no bias), but it returned a wrong result"
 
 
-def test_grouped_heads_that_are_declined_and_answered():
-    verdict, message = verdicts(plain, gqa=False)["declined"]
-    assert verdict == "broken"
-    assert (
-        message
-        == "grouped heads, no option: declared as unsupported (takes no grouped heads), but it returned a result"
+def broadcasting(query, key, value, mask):
+    """Right for one key head, which broadcasts, and an error for two."""
+    scores = (query @ key.mT / query.shape[3] ** 0.5).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def first_key_head(query, key, value, mask):
+    return (
+        broadcasting(query, key[:, :1], value[:, :1], mask)
+        if key.shape[1] != query.shape[1]
+        else plain(query, key, value, mask)
     )
+
+
+@pytest.mark.parametrize("case", ["causal", "all-heads-share"])
+@pytest.mark.parametrize("function", [plain, broadcasting])
+def test_grouped_heads_that_are_declined_may_be_answered_rightly(function, case):
+    assert verdicts(function, [case], gqa=False)["declined"] == ("kept", "")
+
+
+def detached(query, key, value, mask):
+    return plain(query, key.detach(), value, mask)
+
+
+@pytest.mark.parametrize(
+    ("function", "trial"), [(first_key_head, "no option"), (detached, "no option, with gradients")]
+)
+def test_grouped_heads_that_are_declined_and_answered_wrongly(function, trial):
+    verdict, message = verdicts(function, gqa=False)["declined"]
+    assert verdict == "broken"
+    assert message == (
+        f"grouped heads, {trial}: declared as unsupported (takes no grouped heads), but it returned a wrong result"
+    )
+
+
+def test_dropout_that_is_declined_and_ignored():
+    verdict, message = verdicts(
+        lambda query, key, value, mask, dropout_p=0.0: plain(query, key, value, mask), offers=[]
+    )["declined"]
+    assert (verdict, message[:9]) == ("broken", "dropout_p")
 
 
 def test_positions_that_are_declined_and_ignored():
@@ -60,7 +93,7 @@ def test_positions_that_are_declined_and_ignored():
 
     verdict, message = verdicts(deaf, ["evicted-cache"], masks="objects", offers=[])["declined"]
     assert verdict == "broken"
-    assert "(takes no q_positions; takes no kv_positions), but it returned a result" in message
+    assert "(takes no q_positions; takes no kv_positions), but it returned a wrong result" in message
 
 
 def test_a_promise_that_is_not_kept():

@@ -10,6 +10,7 @@ import torch
 from saccade.testing import adapters
 from saccade.testing.judging import Declaration, Source, judge
 from saccade.testing.judging.judgement import CORE_LAWS
+from saccade.testing.judging.signature import mask_settings
 
 KERNELS = """
 import torch
@@ -36,6 +37,12 @@ def banded(q, k, v, causal, window_size):
 
 def masked(q, k, v, attn_mask, is_causal=False):
     return mine(q, k, v, is_causal)
+
+def full(q, k, v, scale=None):
+    return (q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)).softmax(-1) @ v
+
+def always_causal(q, k, v):
+    return mine(q, k, v, True)
 """
 PLAIN = Declaration(groups=False, decoding=False, dtypes=("float64",), empty=False)
 
@@ -61,6 +68,39 @@ def test_a_flag_without_a_mask_is_read_from_the_signature(source, name, inferred
     assert found.inferred == inferred
     assert (f"settings = {{ {inferred} }}" in str(found)) == bool(inferred)
     assert found.ok == bool(inferred)
+
+
+@pytest.mark.parametrize(
+    "kernel, settings",
+    [
+        (lambda q, k, v: q, {"masks": "none"}),
+        (lambda q, k, v, scale=None: q, {"masks": "none"}),
+        (lambda q, k, v, dropout=0.0, training=True: q, {"masks": "none"}),
+        (lambda q, k, v, **options: q, {"masks": "none"}),
+        (lambda q, k, v, allowed: q, {}),
+        (lambda q, k, v, m=None: q, {}),
+        (lambda q, k, v, my_mask=None, causal=False: q, {}),
+        (lambda *arguments: arguments, {}),
+        (lambda q, k, v, dropout_p=0.0, attn_mask=None: q, {"mask_name": "attn_mask"}),
+        (lambda q, k, v, *, mask: q, {"mask_name": "mask"}),
+        (lambda q, k, v, scale=None, causal=False: q, {"masks": "causal"}),
+        (lambda q, k, v, causal=False, mask_value=-1e4: q, {"masks": "causal"}),
+        (torch.nn.functional.scaled_dot_product_attention, {}),
+    ],
+)
+def test_how_a_mask_is_passed_is_read_from_the_signature(kernel, settings):
+    assert mask_settings(kernel) == settings
+
+
+def test_a_kernel_without_a_mask_is_judged_on_full_attention_alone(source):
+    laws = ["oracle", "causality", "scale"]
+    right = judge(source("full").load(), PLAIN, source=source("full"), laws=laws, cases=["causal", "full"], seed=0)
+    assert right.inferred == 'masks = "none"'
+    assert "its signature has no mask and no causal flag: judged on full attention alone" in str(right)
+    assert [right.verdict(law) for law in right.report.laws] == ["kept", "not tried", "kept"]
+    assert right.ok, right
+    wrong = judge(source("always_causal").load(), PLAIN, laws=["oracle"], cases=["causal", "full"], seed=0)
+    assert {result.case for result in wrong.unexpected} == {"full"}
 
 
 def test_what_the_claims_say_is_not_overruled(source):

@@ -141,9 +141,9 @@ def test_an_unknown_ingredient():
 
 
 def test_an_unknown_claim():
-    with pytest.raises(ValueError, match=r"^find: name must be that of a claim; got 'jacobian'\.\nHint: did you"):
+    with pytest.raises(ValueError, match=r"^find: name must be the name of a claim; got 'jacobian'\.\nHint: did you"):
         theory.find("jacobian")
-    with pytest.raises(ValueError, match=r"Hint: theory\.CLAIMS has them all"):
+    with pytest.raises(ValueError, match=r"Hint: theory\.CLAIMS lists all claims"):
         theory.find("perpetual motion")
     with pytest.raises(TypeError, match=r"^find: name must be a string; got int\."):
         theory.find(3)

@@ -75,6 +75,6 @@ def test_the_list_by_topic_has_every_claim():
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_page_is_what_the_command_prints(language):
-    told = command("--by", "document", "--markdown", "--language", language)
+    told = command("--by", "document", "--markdown", "--lang", language)
     assert told == tables(chinese=language == "zh")
     assert (DOCS / language / "theory-documents.md").read_text(encoding="utf-8").endswith(told)

@@ -1,4 +1,4 @@
-"""Check whole models, on any kernel, against a declared rule for which tokens may influence which outputs."""
+"""Check whole models, on any kernel, against a declared rule that says which tokens may influence which outputs."""
 
 from saccade.auditing.audit import audit
 from saccade.auditing.equivalence import Pair, sameness

@@ -24,9 +24,9 @@ from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.equivalence import runner_of, sameness
 from saccade.auditing.finding import ClaimResult, CounterExample, Verdict
 from saccade.auditing.float64 import TrueFloat64
-from saccade.auditing.inputs import InputFormat, check_no_dropout, rows_to_check
+from saccade.auditing.inputs import InputFormat, rows_to_check
 from saccade.auditing.leak_location import first_module
-from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError, can_cache, rows_of
+from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError, can_cache, check_no_dropout, rows_of
 from saccade.auditing.multi_process import unwrap_ddp
 from saccade.auditing.reachability import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
@@ -34,7 +34,7 @@ from saccade.auditing.reproduction_script import script_of
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state
 from saccade.auditing.rule_composition import Composition
 from saccade.auditing.runner import Runner
-from saccade.auditing.sufficient_length import parts_of, text_is_long_enough
+from saccade.auditing.sufficient_length import check_length, parts_of
 from saccade.masks import Mask, parse
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
@@ -45,7 +45,16 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@argument_hints({}, mask="rule=, the rule that the model is checked against", attention_mask="padding=")
+_OF_MODEL = "inputs={'input_ids': ids, ...} passes arguments to the model"
+
+
+@argument_hints(
+    dict.fromkeys(
+        ("input_ids", "position_ids", "token_type_ids", "labels", "inputs_embeds", "pixel_values"), _OF_MODEL
+    ),
+    mask="rule=, the rule that the model is checked against",
+    attention_mask="padding=",
+)
 def audit(
     model: Callable[..., Any] | Runner,
     rule: Declared | str | None = None,
@@ -67,7 +76,7 @@ def audit(
     seed: int = 0,
     group: ProcessGroup | None = None,
 ) -> Report:
-    """Audit a model, end to end and layer by layer, against a rule for which tokens may influence which outputs.
+    """Audit a model, end to end and layer by layer, against a rule that says which tokens may influence which outputs.
 
     The model runs unchanged, on its own kernels. An output may depend on a token only if the rule, composed over all
     layers with their residual connections, allows it. Each module that mixes tokens is also rerun in place, and must
@@ -77,7 +86,7 @@ def audit(
 
     Args:
         model: a module or function that maps tokens ``[batch, length]``, or embeddings ``[batch, length, width]``, to
-            rows ``[batch, length, ...]``; or a `Runner`, whose methods call its module with padding, packed or a cache.
+            rows ``[batch, length, ...]``; or a `Runner`, which also runs it on padded or packed texts and with a cache.
         rule: one mask for all layers, or the text of a mask (see `saccade.masks.parse`); a list with one mask for each
             layer; or a mapping from patterns of module names to masks. For an encoder-decoder, a mapping from
             "encoder", "decoder" and "cross" to a mask or a list. When None, it is read from ``model.config`` and
@@ -96,8 +105,8 @@ def audit(
             None, there is no padding. For an encoder-decoder, each row holds the source followed by the target.
         outputs: a function that extracts the output rows from the model's result; by default the logits, the hidden
             states or the tensor itself. A `Runner` has its own.
-        packed: lengths of texts, into which the first sequence is split. Each text must give the same rows packed as
-            alone.
+        packed: lengths of the texts into which the first sequence is split. Each text must give the same rows packed
+            as alone.
         padded: whether to check that padding on the left and on the right does not change the rows of real tokens.
         cache: whether to check, for several splits, that running a text in chunks through a cache gives the same rows
             as running it at once.
@@ -105,7 +114,7 @@ def audit(
         claims: names of further claims to check: "states", "positions", "window", "sinks", "training",
             "compiled", "batch", "loss", or "all".
         tests: number of sets of rows to test.
-        seed: seed for the random texts and for all random changes.
+        seed: seed for the random sequences and for all random changes.
         group: processes that run the model together, as with context parallelism. Every process must call this function
             with the same inputs, and gets the same report. Not needed for replicas in DistributedDataParallel.
 
@@ -158,7 +167,7 @@ def audit(
             subject, reach, checked_rows, noise=noise, tests=tests, seed=seed, required=composed.declared
         ).run()
         results = [*_end_to_end(subject, reach, probes), _by_layer(subject.eager, composed, layered)]
-        results += text_is_long_enough(parts_of(declared, rules, subject, given=inputs is not None))
+        results += check_length(parts_of(declared, rules, subject, given=inputs is not None))
         if packed is not None or padded or cache or against:
             comparisons = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             with run_eagerly():
@@ -232,7 +241,7 @@ def _name(model: Callable[..., Any]) -> str:
 
 
 def _versions(model: object) -> dict[str, str]:
-    """Return the versions of saccade, torch, Python and the model's package, for the audit's report."""
+    """Return the versions of saccade, torch, Python and the model's package, as the audit reports them."""
     names = dict.fromkeys(("saccade", "torch", type(model).__module__.partition(".")[0]))
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     return {name: str(version) for name, version in versions.items() if version} | {"python": platform.python_version()}
@@ -261,7 +270,10 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
     blind = next((one for one in probes.findings if one.kind == "blind"), None)
     if leak is not None:
         with_module = _with_module(subject.eager, reach, probes, leak)
-        reached = ClaimResult("reach", "broken", max(probes.largest, leak.size), probes.floor, with_module)
+        by_gradient = leak.probe == "gradient"
+        why = "found by its gradient, which rounding does not change from 0" if by_gradient else ""
+        allowed = 0.0 if by_gradient else probes.floor
+        reached = ClaimResult("reach", "broken", max(probes.largest, leak.size), allowed, with_module, why)
     else:
         reached = ClaimResult("reach", "held", probes.largest, probes.floor, why=_weakness(probes))
     if probes.no_gradient:
@@ -375,13 +387,13 @@ def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor |
 
 
 def random_inputs(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
-    """Return two random texts as inputs for an audit, plus two shorter targets if the model is an encoder-decoder.
+    """Return two random sequences as inputs for an audit, plus two shorter targets for an encoder-decoder.
 
     The vocabulary size comes from the model's configuration, or from its first embedding table.
     """
     tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
     if not tables:
-        hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
+        hint = "pass inputs=: tokens [batch, length] or embeddings [batch, length, width]"
         raise value_error("inputs", "be given for a model without an embedding table", None, hint=hint)
     text = getattr(model, "config", None)
     size = getattr(text, "vocab_size", None) or tables[0].num_embeddings

@@ -94,7 +94,7 @@ class ByLayer:
         subject: the model and its input.
         mixed: the tokens that each module mixes, as `mixers` returns them. A module need not see other tokens.
         checked_rows: the rows to check, bool ``[batch, length]``.
-        rows: approximate number of rows to test in each module; from 512 tokens on, only three are tested.
+        rows: approximate number of rows to test in each module; with 512 tokens or more, only three are tested.
         least: largest gradient that does not count as a leak, as a fraction of the row's largest gradient.
 
     Attributes:
@@ -204,7 +204,7 @@ class ByLayer:
         return backwards.unfold(0, length, 1).flip(0)
 
     def _pairs(self, name: str) -> Tensor:
-        """Return a module's measured pairs, bool ``[length, length]``, unmeasured rows extrapolated by distance."""
+        """Return a module's pairs, bool ``[length, length]``; unmeasured rows are extrapolated by distance."""
         pairs, rows = self.distances(name), self.measured_rows(name)
         for position in {measured.row[1] for measured in rows}:
             pairs[position] = torch.stack([measured.seen for measured in rows if measured.row[1] == position]).any(0)
@@ -213,7 +213,7 @@ class ByLayer:
     def run(
         self, allowed: Callable[[str, int], Tensor], required: Callable[[str, int], Tensor] | None = None
     ) -> ByLayer:
-        """Check all measured rows, and remeasure rows that seem blind to a token.
+        """Check all measured rows, and measure rows again if they seem not to see a token.
 
         Args:
             allowed: a function that returns the tokens that a row of a module may see, bool ``[batch, length]``.
@@ -344,7 +344,7 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens at those distances from the probed row at which no row of the module sees any token."""
+    """Return the tokens whose distance from the probed row is one at which no row of the module sees any token."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():
@@ -354,7 +354,7 @@ def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
 
 
 def _seen_in_layer(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens that the probed row sees through any mixing module of its layer; there may be several."""
+    """Return the tokens that the probed row sees through any of the modules that mix tokens in its layer."""
     layer = _layer(probe.module)
     beside = [other for other in sizes if other.position == probe.position and _layer(other.module) == layer]
     return torch.stack([sizes[other] > 0 for other in beside]).any(0)

@@ -145,7 +145,7 @@ class SetupBatch:
         return _held(name)
 
     def _broken(self, name: str, wrong: Tensor, fault: Kind, why: str) -> ClaimResult:
-        """Return a claim broken at the first position where ``wrong`` is True, or a held claim if there is none."""
+        """Return a broken claim for the first position where ``wrong`` is True, or a held claim if there is none."""
         if not bool(wrong.any()):
             return _held(name)
         item, position = wrong.nonzero()[0].tolist()

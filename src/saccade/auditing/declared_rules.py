@@ -91,7 +91,7 @@ def from_config(model: Any) -> list[Mask] | Mask | None:
 
 
 def _causal_layers(text: Any) -> list[Mask] | Mask | None:
-    """Return the causal rule of the layers, with a window where the configuration has one; None for unknown layers."""
+    """Return the causal rule of each layer, with its window if the configuration has one; None for unknown layers."""
     width = getattr(text, "sliding_window", None)
     if kinds := getattr(text, "layer_types", None):
         known = {"full_attention": None, "sliding_attention": width, "linear_attention": None}

@@ -1,4 +1,4 @@
-"""Audit a model end to end: outputs may depend on tokens only if the rules of all layers together allow it."""
+"""Audit a model end to end: an output may depend on a token only if the rules of all layers together allow it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class EndToEnd:
 
     Every set of tokens is tested with two probes, because each misses leaks that the other detects. The gradient of an
     output with respect to a token that it must not see is exactly 0. Gradients therefore show even the smallest leak,
-    but they do not pass through counts, routers or rounding. A change of the tokens does, if its effect exceeds the
-    noise.
+    but they do not pass through counts, routers or rounding. Changes of the tokens do, but they show a leak only if
+    their effect exceeds the noise.
 
     Args:
         subject: the model and its input.
@@ -94,7 +94,7 @@ class EndToEnd:
         return torch.where(keys.to(self._other.device)[..., None], self._other, self.subject.vectors)
 
     def effect(self, keys: Tensor) -> Tensor:
-        """Return how much each output row changes if the tokens ``keys`` change."""
+        """Return how much each output row changes if the tokens ``keys`` change, ``[batch, length]``."""
         return row_differences(self.subject.run(self.swapped(keys)), self.subject.rows).cpu()
 
     def _found(self, kind: str) -> bool:
@@ -178,7 +178,7 @@ class EndToEnd:
         )
 
     def _zero_gradients(self, probe: Probe, row_set: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
-        """Yield the zero gradients of each row of a set. The rows must have no source in common."""
+        """Yield a `ZeroGradient` for each row that misses a required token. No two rows may have a source in common."""
         for item, position in row_set.rows.nonzero().tolist() if bool(zero.any()) else ():
             expected = self.required.sources(self.required.one(item, position))
             if bool((zero & expected).any()):

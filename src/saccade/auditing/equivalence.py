@@ -93,8 +93,8 @@ def sameness(
         model: a transformers model, a `saccade.models.Decoder` or `Encoder`, a module that takes only ids, or a
             `Runner` for the model. The model runs in eval mode and is left unchanged.
         ids: int ``[batch, len]``, without padding.
-        packed: lengths of texts, into which the first row of ``ids`` is split. Each text must give the same rows packed
-            as alone. None skips this check.
+        packed: lengths of the texts into which the first row of ``ids`` is split. Each text must give the same rows
+            packed as alone. None skips this check.
         padded: whether to check padding.
         cache: whether to check runs in chunks through a cache.
         against: names of attention implementations to compare with, such as ``"eager"`` and ``"sdpa"``.
@@ -158,7 +158,7 @@ def compare_run_pairs(
 def pairs_under_autocast(
     runner: Runner, ids: Tensor, claims: Sequence[tuple[str, RunPair]], *, seed: int = 0
 ) -> list[Pair]:
-    """Compare, under autocast to bfloat16, those pairs of runs that are equal without autocast.
+    """Compare pairs of runs under autocast to bfloat16, leaving out pairs that differ without autocast.
 
     The allowed difference is `FACTOR` times the effect of one rounding (see `autocast_noise`).
 
@@ -204,7 +204,7 @@ def _in_both_dtypes(
 
 
 def weakness(noise: float) -> str:
-    """Return the warning that one rounding changes the outputs a lot, if it does."""
+    """Return a warning if a single rounding changes the outputs so much that comparisons are weak; otherwise ""."""
     words = "one rounding changes the outputs by {noise:.1g}, so the comparison is weak"
     return Message(words, noise=noise) if noise > _UNSURE else ""
 
@@ -221,7 +221,7 @@ def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> 
 
 
 def _in_float64(reason: str) -> list[Message]:
-    """Return a message with the reason why a run in float64 failed, or an empty list without a reason."""
+    """Return a list with the reason why a run in float64 failed; the list is empty if ``reason`` is."""
     return [Message("in float64: {why}", why=Message(reason))] if reason else []
 
 
@@ -282,7 +282,7 @@ def _compare_dtypes(original: _ModelInDtype, wide: _ModelInDtype | None, reason:
 
 
 def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against: Sequence[str]) -> tuple[int, ...]:
-    """Check the arguments of `sameness`, and return the lengths of the packed texts."""
+    """Validate the arguments of `sameness`, and return the lengths of the packed texts."""
     check_tokens("ids", ids, runner.vocab_size)
     if not len(ids) or ids.shape[1] < 2:
         raise value_error("ids", "be at least one row of two tokens", list(ids.shape))

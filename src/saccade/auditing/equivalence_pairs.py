@@ -45,7 +45,7 @@ def run_pairs(
 def autocast_pairs(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, RunPair]]:
     """Yield the pairs of runs that are also compared under autocast, each with the name of its claim.
 
-    Positions are shifted so far that bfloat16, which holds integers up to 256, cannot tell neighbours apart.
+    Positions are shifted so far that bfloat16, which represents integers only up to 256, rounds neighbours together.
     """
     yield "one by one = in a batch", _batched(ids)
     yield "positions shifted", lambda full_run: (full_run.runner.shifted(ids, _FAR_SHIFT), full_run.whole)
@@ -55,7 +55,7 @@ def autocast_pairs(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, R
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
-    """Return the pair of runs that compares packed with separate texts on saccade's kernel."""
+    """Return the pair of runs that compares packed texts with separate texts on saccade's kernel."""
     return lambda full_run: (
         full_run.runner.ours(lengths).packed(ids[:1], lengths),
         _separately(full_run.runner, ids[:1], lengths),
@@ -100,12 +100,12 @@ def _steps(ids: Tensor, window: int | None) -> list[tuple[str, RunPair]]:
 
 
 def one_by_one(ids: Tensor) -> tuple[str, RunPair]:
-    """Return the claim that decoding token by token equals one run on all ids: its name, and the pair of runs."""
+    """Return the claim that decoding token by token equals one run on all ids, as its name and the pair of runs."""
     return _split(ids, "one by one", range(1, ids.shape[1]))
 
 
 def steps_at_window(ids: Tensor, window: int) -> list[tuple[str, RunPair]]:
-    """Return the claims that two chunks, cut at or next to the width of a window, equal one run on all ids."""
+    """Return the claims that a run in two chunks, cut at or next to the window's width, equals one run on all ids."""
     cuts = [cut for cut in (window - 1, window, window + 1) if 0 < cut < ids.shape[1]]
     return [_split(ids, Message("cut at {cut}, window {window}", cut=cut, window=window), [cut]) for cut in cuts]
 
@@ -116,7 +116,7 @@ def _split(ids: Tensor, name: str, cuts: Sequence[int]) -> tuple[str, RunPair]:
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
-    """Return pairs of runs: one run of each crops, forks or reorders a cache midway, and later rows must not change.
+    """Return pairs of runs that must agree although one of them crops, forks or reorders its cache midway.
 
     The expected rows come from the same two chunks with an unmodified cache; other pairs compare chunks with a full
     run.
@@ -152,7 +152,7 @@ def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
 
 
 def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a pair that can differ only in the last rows: ``want`` with its last rows from ``after``, and ``want``."""
+    """Return ``want`` with its last rows replaced by ``after``, and ``want``, so that only these rows are compared."""
     return torch.cat([want[:, : want.shape[1] - after.shape[1]], after], 1), want
 
 

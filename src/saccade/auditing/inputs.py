@@ -64,7 +64,7 @@ def find_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> 
     if name is not None:
         raise value_error("tokens", "name a tensor among the inputs", shown(name), hint=str(sorted(inputs)))
     if not could:
-        rule = "contain token ids [batch, length] or vectors [batch, length, width]"
+        rule = "contain token ids [batch, length] or embeddings [batch, length, width]"
         hint = "a function may build other arguments: audit(lambda ids: model({...}), rule, inputs=ids, module=model)"
         raise value_error("inputs", rule, sorted(inputs), hint=hint)
     rule = "be named, since several inputs could be tokens"
@@ -86,16 +86,6 @@ def is_transposed(ids: object, tokens: Tensor) -> bool | None:
     if torch.equal(ids.reshape(tokens.shape), tokens):
         return False
     return True if torch.equal(ids.reshape(tokens.mT.shape), tokens.mT) else None
-
-
-def check_no_dropout(model: object) -> None:
-    """Raise an error if the audited model is in training mode with dropout, because two runs would not agree."""
-    if not isinstance(model, nn.Module):
-        return
-    drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.training and own.p > 0]
-    if drops:
-        hint = "call model.eval(); or set p to 0 and audit the model in training mode"
-        raise value_error("model", "have no active dropout", f"training mode, with {drops[0] or 'dropout'}", hint=hint)
 
 
 def rows_to_check(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:

@@ -13,7 +13,7 @@ _PRODUCTS = ("BmmBackward", "MmBackward", "BaddbmmBackward", "AddmmBackward")
 
 
 def attends(rows: Tensor, leaf: Tensor) -> bool:
-    """Return whether a module attends, that is, weights tokens by content on the way from ``leaf`` to ``rows``.
+    """Return whether a module weights tokens by content when it computes ``rows`` from ``leaf``.
 
     The function searches the autograd graph for a softmax of a tensor that depends on the leaf, a matrix product of two
     tensors that both depend on it, or an operation with a custom backward pass, which may do anything. A convolution,

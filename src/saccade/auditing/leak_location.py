@@ -17,7 +17,7 @@ Sums = tuple[list[Tensor], list[Tensor]]
 
 
 def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], vectors: Tensor) -> str:
-    """Return the name of the first module that leaks: it carries a change of a token to a row that must not see it.
+    """Return the name of the first module that carries a change of a token to a row that must not see the token.
 
     Two runs are compared row by row and bit by bit: one with the original embeddings, and one with a different
     embedding of the token. A row shows a leak if no allowed path leads from the token to the row up to the module's
@@ -79,7 +79,7 @@ class SavedRuns:
         self._found.append(recorder.found)
 
     def first_difference(self) -> str:
-        """Return the first module whose output rows differ between the runs although its input rows do not.
+        """Return the name of the first module whose output rows differ between the runs although its input rows do not.
 
         If there is no such module, the name is empty.
         """

@@ -33,7 +33,7 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
             return _load(transformers, path).eval()
         except Exception as error:  # loading an arbitrary folder may raise any error
             first = str(error).strip().partition("\n")[0] or type(error).__name__
-            rule = "be a configuration that transformers knows"
+            rule = "be a configuration that transformers supports"
             raise value_error("MODEL", rule, f"{path} ({first})") from None
 
 
@@ -73,5 +73,5 @@ def _load(transformers: Any, path: Path) -> nn.Module:
     known = (getattr(transformers, name) for name in heads)
     maker = next((one for one in known if type(config) in one._model_mapping), None)
     if maker is None:
-        raise ValueError(f"no class of transformers makes a model of {type(config).__name__}")
+        raise ValueError(f"transformers has no model class for {type(config).__name__}")
     return maker.from_config(config)

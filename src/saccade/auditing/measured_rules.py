@@ -81,7 +81,7 @@ def grouped(rules: Mapping[str, str]) -> list[str]:
 
 
 class _Ends(NamedTuple):
-    """How far one row sees to each side, and how far its document extends to each side."""
+    """How far one row sees and how far its document extends, to each side in tokens."""
 
     left: int
     right: int

@@ -1,4 +1,4 @@
-"""The class `ModelUnderTest`: a model whose token embeddings can be replaced, to see how its output rows change."""
+"""The class `ModelUnderTest`: a model whose token embeddings can be replaced, to observe how its rows change."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ModelUnderTest:
 
     @property
     def _other_text(self) -> Tensor:
-        """A copy of the token embeddings in which all embeddings of the first batch item are changed."""
+        """A copy of the token embeddings in which those of the first batch item are changed."""
         draw = torch.Generator().manual_seed(0)
         changed = self.vectors.clone()
         changed[0] += torch.randn(changed[0].shape, generator=draw, dtype=torch.float64).to(changed)
@@ -170,7 +170,7 @@ class ModelUnderTest:
 
     @cached_property
     def in_float64(self) -> tuple[ModelUnderTest | None, str]:
-        """A float64 copy of the model, for use within `TrueFloat64`, and ""; or None and the reason for its absence.
+        """A float64 copy of the model for use within `TrueFloat64`, or None; and why there is no copy, or "".
 
         Cost: on first use, memory for a float64 copy of the model, and a few runs.
         """
@@ -277,11 +277,11 @@ def can_cache(model: nn.Module) -> bool:
 def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> ValueError:
     """Build the error for a model under test whose token embeddings cannot be replaced."""
     if module is None:
-        hint = "module= names the model that a function calls; or give vectors [batch, length, width]"
+        hint = "module= names the model that a function calls; or pass embeddings [batch, length, width]"
         return value_error(
             "module", "be given for a function of tokens, because its embedding tables are unknown", None, hint=hint
         )
-    hint = "give vectors [batch, length, width], which such a model must take"
+    hint = "pass embeddings [batch, length, width], if the model takes them"
     rule = "look up the tokens in a torch.nn.Embedding, so that their vectors can be changed"
     got = "a table inside compiled code" if is_compiled else f"{tables} tables, none of which looks them up"
     return value_error("the model", rule, got, hint=hint)
@@ -289,3 +289,13 @@ def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> Va
 
 def _to_float64(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def check_no_dropout(model: object) -> None:
+    """Raise an error if the audited model is in training mode with dropout, because two runs would not agree."""
+    if not isinstance(model, nn.Module):
+        return
+    drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.training and own.p > 0]
+    if drops:
+        hint = "call model.eval(); or set p to 0 and audit the model in training mode"
+        raise value_error("model", "have no active dropout", f"training mode, with {drops[0] or 'dropout'}", hint=hint)

@@ -13,7 +13,7 @@ from torch import Tensor
 from saccade.auditing.reachability import Reach
 
 LONG = 511
-"""Number of tokens above which an audit does not count pairs and computes few gradients, because passes are slow."""
+"""Number of tokens above which an audit does not count pairs and computes fewer gradients, because passes are slow."""
 GRADIENT_SETS = 2
 """Number of sets of rows whose gradients are computed for inputs longer than `LONG`, to limit backward passes.
 

@@ -24,7 +24,7 @@ def replaying(
     modules: Mapping[str, nn.Module],
     visit: Callable[[str, Callable[[Tensor], Tensor], Tensor, Tensor], None],
 ) -> Iterator[None]:
-    """Within the block, call ``visit`` after each call of a module, with a function that reruns the module.
+    """Call ``visit`` after each call of a module within the block, with a function that reruns the module.
 
     Modules that do not take rows are skipped. Inputs and outputs are ``[batch, length, ...]``, with one row per token;
     rows of tokens that the module does not receive are 0.

@@ -138,16 +138,15 @@ class Report:
         return translated(self.model) if isinstance(self.model, Message) else self.model
 
     def _coverage(self) -> list[str]:
-        tested = translated("{tests} sets of rows", tests=self.tests)
+        tested = translated("{tests} sets of outputs were tested", tests=self.tests)
         if self.shape[1] > LONG:
             tested += translated(", {count} of them by gradients too", count=min(GRADIENT_SETS, self.tests))
         if self.covered is not None:
-            tested += translated("; changes covered {covered:.0%} of the forbidden pairs", covered=self.covered)
-        missed = translated(
-            ". If rows are drawn at random, a fault in more than {share:.0%} of them is missed in fewer than 1 of 20 "
-            "audits.",
-            share=3 / max(self.tests, 1),
-        )
+            words = "; together they cover {covered:.0%} of the pairs that must not interact"
+            tested += translated(words, covered=self.covered)
+        share = 3 / max(self.tests, 1)
+        found = ". A fault in at least {share:.0%} of randomly chosen outputs is found in 19 of 20 audits."
+        missed = translated(found, share=share) if share < 1 else "."
         noise = translated("no forbidden change was seen, so noise was not measured; ")
         if self.floor:
             noise = translated("noise up to {floor:.1e} of the outputs; ", floor=self.floor)

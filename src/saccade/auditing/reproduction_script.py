@@ -5,6 +5,8 @@ Each script prints one number; it is below 1e-5 for a correct model.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -17,6 +19,9 @@ from saccade.auditing.declared_rules import is_causal
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.model_under_test import can_cache
 from saccade.auditing.transformers_runner import TransformersRunner
+
+_LARGEST = 1e-5  # the largest number that a script prints for a correct model
+_LARGEST_MODEL = 10**8  # number of weights of the largest model whose script is run, since the script builds another
 
 
 def script_of(
@@ -43,7 +48,26 @@ def script_of(
         (script_of_leak(model, inputs, leak, seed) for leak in leaks),
         (script_of_pair(model, ids, name, lengths, seed) for name in ways),
     )
-    return next(filter(None, written), "")
+    script = next(filter(None, written), "")
+    is_small = isinstance(model, nn.Module) and sum(x.numel() for x in model.parameters()) <= _LARGEST_MODEL
+    return _NOTE + script if script and is_small and not _shows_fault(script) else script
+
+
+_NOTE = """# The number printed below is small: the fault may come from something that is not part of the configuration,
+# such as a hook or trained weights. Replace the line "model = ..." by your own model.
+"""
+
+
+def _shows_fault(script: str) -> bool:
+    """Run a script, and return whether it prints a number that a correct model does not."""
+    printed = io.StringIO()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(True), contextlib.redirect_stdout(printed):
+            exec(script, {})
+    except Exception:  # a script that stops shows nothing, and must not stop the audit
+        return False
+    numbers = [float(word) for word in printed.getvalue().split() if re.fullmatch(r"[\d.]+(e[-+]\d+)?|nan|inf", word)]
+    return not all(number <= _LARGEST for number in numbers)
 
 
 def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], leak: CounterExample, seed: int) -> str:

@@ -20,7 +20,7 @@ FACTOR = 4.0
 
 In about 500 pairs of correct runs, the multiple was at most 1.2.
 """
-_REPEATS = 24  # before a difference in bfloat16 is reported
+_REPEATS = 24  # repeats of `jitter` before a difference in bfloat16 is reported
 
 
 def row_differences(a: Tensor, b: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def jitter(
         def change() -> float:
             for matrix, own in matrices:
                 matrix.data.copy_(own * (1 + weights * _signs(own, draw)))
-            torch.clear_autocast_cache()  # which holds the weights of the run before
+            torch.clear_autocast_cache()  # it contains the weights of the previous run
             return relative(run(), base)
 
         try:

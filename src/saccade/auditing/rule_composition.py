@@ -1,7 +1,7 @@
-"""Compose the declared rules of a model's layers with the measured reach of modules that mix without attention.
+"""Compose the declared rules of a model's layers with the measured reach of modules that mix tokens without attention.
 
-Declared rules describe attention. A convolution, token shift or norm over time next to it has no rule: it may reach
-whatever the whole model may reach, and its measured reach is added to what the outputs may depend on.
+Declared rules describe attention. A convolution, token shift or norm over time has no rule of its own: it may connect
+every pair that the whole model may connect, and its measured pairs are added to the pairs that outputs may depend on.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Composition:
     def allowed(self, name: str, position: int) -> Tensor:
         """Return the tokens that a row of a module may see, bool ``[batch, length]``.
 
-        A module with a rule may see what the rule of its layer allows, extended by the measured modules inside it.
+        A module with a rule may see the tokens that its layer's rule allows in composition with the pairs that the
+        measured modules inside it connect.
         """
         own = self.required(name, position)
         if name not in self.ruled:
@@ -89,10 +90,10 @@ class Composition:
         return self._whole[position]
 
     def _measured_pairs(self, name: str) -> Tensor | None:
-        """Return the pairs that a module without a rule reaches, bool ``[batch, length, length]``; None if it leaks.
+        """Return the pairs that a module without a rule connects, bool ``[batch, length, length]``; None if it leaks.
 
-        The pairs are extended from the measured rows to all rows by distance, without pairs across documents, and
-        without later tokens if the whole model is causal.
+        Measured rows are extrapolated to all rows by distance. Pairs across documents are left out, and so are later
+        tokens if the whole model is causal.
         """
         for one in self._by_layer.measured_rows(name):
             item, position = one.row
@@ -126,5 +127,5 @@ class Composition:
 
 
 def _reached(tokens: Tensor, pairs: Tensor) -> Tensor:
-    """Return the tokens that any of the rows ``tokens`` reaches through ``pairs``, bool ``[batch, length]``."""
+    """Return the tokens that ``pairs`` connect to any of the rows ``tokens``, bool ``[batch, length]``."""
     return torch.stack([own[rows].any(0) for own, rows in zip(pairs, tokens, strict=True)])

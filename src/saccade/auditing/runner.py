@@ -1,4 +1,4 @@
-"""The class `Runner`: methods that run a model in equivalent ways, with one interface for all kinds of models."""
+"""The class `Runner`: run models of any kind in equivalent ways, through one interface."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WrongArgument(ValueError):  # noqa: N818  # the name says that the argumen
 
 
 class Runner:
-    """Equivalent ways of running a model that takes token ids, as ``model(ids)``. Subclasses support more ways.
+    """Equivalent ways of running a model that maps token ids to rows, ``model(ids)``. Subclasses support more ways.
 
     Each method returns the rows of all tokens except padding, ``[batch, len, ...]``, or raises `Unanswered`.
 
@@ -71,8 +71,8 @@ class Runner:
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         """Run the model on packed texts, ids ``[1, len]``, with positions that restart at the beginning of each text.
 
-        ``beside`` is what the model receives in addition to the positions: nothing, a cache to fill, a mask of ones (no
-        padding), or an additive mask with four dimensions (0 for allowed pairs).
+        ``beside`` names an input that the model receives in addition to the positions: a cache to fill, a mask of ones
+        (no padding), or an additive mask with four dimensions (0 for allowed pairs). "positions" adds nothing.
         """
         raise Unanswered("the model does not take text lengths")
 
@@ -104,7 +104,7 @@ class Runner:
         raise Unanswered("the model's cache cannot be cropped")
 
     def reordered(self, state: Any, rows: Tensor) -> Any:
-        """Return a cache that holds the batch items ``rows``, int64 ``[batch]``, in this order."""
+        """Return a cache with the batch items ``rows``, int64 ``[batch]``, in this order."""
         raise Unanswered("the model's cache cannot be reordered")
 
     def implemented(self, name: str) -> Self:

@@ -20,7 +20,7 @@ _PLAIN: tuple[Mask, ...] = (Causal(), Full())
 
 
 class Part(NamedTuple):
-    """The rules of a model, or of one part of an encoder-decoder, and the length of the text that they were tested on.
+    """The rules of a model or of one part of an encoder-decoder, and the length of the text on which they were tested.
 
     Attributes:
         name: "encoder" or "decoder"; empty for a model without parts.
@@ -62,7 +62,7 @@ def parts_of(declared: Declared, rules: Sequence[Mask], subject: ModelUnderTest,
     ]
 
 
-def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
+def check_length(parts: Sequence[Part]) -> list[ClaimResult]:
     """Return the claim "length", not answered, if a rule equals Causal() or Full() only because the text is too short.
 
     At 48 tokens, a causal window of 256 keys hides nothing more than Causal() does, so a model without any window also
@@ -91,13 +91,13 @@ def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
 
 
 def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
-    """Return the one of Causal() and Full() that equals a rule at a length, and a length at which they differ.
+    """Return which of Causal() and Full() a rule equals at ``length``, and a length at which the two differ.
 
     The result is None if the rule equals neither, or if no length is found at which they differ.
 
-    The length is found by doubling and bisection over the last row and the last column of the rule, so it is the
-    shortest one for rules that keep hiding keys from some length on, as windows do. Rules that are defined for a fixed
-    number of positions are not compared.
+    The length is found by doubling and bisection over the last row and the last column of the rule. It is therefore the
+    shortest one only for rules that hide keys at every greater length too, as windows do. Rules that are defined for a
+    fixed number of positions are not compared.
     """
     if isinstance(rule, Causal | Full) or any(side is not None for side in rule.domain):
         return None

@@ -1,4 +1,4 @@
-"""Find the token axis of tensors that are ambiguous because batch and length are equal, and compute row checksums."""
+"""Find the token axis of tensors whose batch and length are equal, and compute checksums of rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def row_sums(x: Tensor) -> Tensor:
 
 
 def is_time_first(before: Tensor, after: Tensor) -> bool:
-    """Return whether the token axis comes first: changing the first text then changes only the first column.
+    """Return whether the token axis comes first, because a change of the first text changes only the first column.
 
     Args:
         before, after: the tensor ``[n, n, ...]`` without and with the change.

@@ -17,7 +17,7 @@ from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.model_under_test import can_cache, rows_of
 from saccade.auditing.report import Report
 from saccade.auditing.rounding_noise import FACTOR, jitter, restoring_state, row_differences
-from saccade.auditing.sufficient_length import Part, text_is_long_enough
+from saccade.auditing.sufficient_length import Part, check_length
 from saccade.masks import Mask, parse
 from saccade.support.language import Message
 from saccade.support.validation import check_int, check_type
@@ -94,7 +94,7 @@ def audit_setup(
     rules = [rule for one in _listed(within) for rule in ([one] if isinstance(one, Mask) else one)]
     longest = max(length for item in batch.lengths for length in item)
     part = Part("", rules, longest, lambda count: Message("texts of {count} tokens", count=count))
-    found = (*batch.claims(), *report.claims, *text_is_long_enough([part]), alone)
+    found = (*batch.claims(), *report.claims, *check_length([part]), alone)
     words = Message("assumed from the configuration: {rule}", rule=report.rule) if rule is None else report.rule
     return dataclasses.replace(
         report, model=Message("{model}, as trained", model=report.model), rule=words, claims=found
@@ -107,7 +107,7 @@ def _device(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
 
 
 def _listed(rule: Declared) -> Sequence[Mask | Sequence[Mask]]:
-    """Return the masks of a rule in one list; a mapping may hold lists of masks."""
+    """Return the masks of a rule as one list, whose items may be lists of masks if the rule is a mapping."""
     return [rule] if isinstance(rule, Mask) else list(rule.values()) if isinstance(rule, Mapping) else rule
 
 

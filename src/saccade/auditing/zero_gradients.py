@@ -1,9 +1,9 @@
 """Decide whether a gradient of 0 means a blind pair, or only a dead unit, a saturated softmax or decay.
 
 An output that does not depend on a token has gradient 0 on every input and in every dtype. So a gradient of 0 is
-measured again on a different input, and then on both inputs in true float64. If it is still 0, the pair is
-blind, unless the gradients of tokens nearer to the output shrink to the smallest floats. A recurrence forgets in this
-way, and forgetting cannot be distinguished from masking.
+measured again on a different input, and then on both inputs in true float64. If it is still 0, the pair is blind,
+unless the gradients of tokens nearer to the output shrink to the smallest floats. Recurrences forget in this way, and
+such forgetting cannot be distinguished from masking.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Its arguments are a model, whether to change the model's input, and the probes.
 
 
 class ZeroGradient(NamedTuple):
-    """An output, and the tokens that it should depend on but with respect to which its gradient is 0.
+    """An output, and the tokens that it should depend on although its gradient with respect to them is 0.
 
     Attributes:
         probe: the probe that can measure the gradient again.

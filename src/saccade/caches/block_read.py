@@ -48,7 +48,7 @@ class BlockRead:
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of one column: one key and its value in one key head."""
+        """Size of one column (a key and its value in one key head) in bytes."""
         return sum(x.shape[1] // self._size * x.element_size() for x in self._blocks)
 
     @property
@@ -64,7 +64,7 @@ class BlockRead:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values in the blocks that the step reads."""
+        """Size of all keys and values in the blocks that the step reads, in bytes."""
         return self.chosen.shape[0] * self.chosen.shape[1] * self.count * self.column_bytes
 
     def portions(self) -> list[slice]:
@@ -90,7 +90,7 @@ class BlockRead:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Mark columns of masked blocks that only pad the table, bool ``[rows, columns]``; None if there are none."""
+        """Return which columns belong to masked blocks that only pad the table, bool ``[rows, columns]``, or None."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches.block_read import BlockRead, VisibleColumns
-from saccade.caches.call_arguments import Call, Traffic
+from saccade.caches.call_arguments import Call, Traffic, check_readable
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head
@@ -33,18 +33,18 @@ class BlockSelectCache(KVCache):
     r"""A cache of all keys and values. A decoding step reads only the first, last and highest-scoring blocks.
 
     Columns are divided into blocks of ``block_size``. A call with several tokens (a prompt, a further question) reads
-    everything and is exact. With ``prompt="sparse"``, each of its tokens instead reads the blocks that a step would. A
-    call with one token reads ``budget`` tokens for each key head: the first ``sink_blocks`` blocks, the last
-    ``local_blocks`` blocks (including the unfinished one), and *anchor blocks*, which are the blocks in between with
-    the highest scores for this query. The softmax of the mechanism then runs over these tokens.
+    everything and is exact. With ``prompt="sparse"``, each of its tokens instead reads the blocks that a decoding step
+    would read. A call with one token reads ``budget`` tokens for each key head: the first ``sink_blocks`` blocks, the
+    last ``local_blocks`` blocks (including the unfinished one), and *anchor blocks*, which are the blocks in between
+    with the highest scores for this query. The softmax of the mechanism then runs over these tokens.
 
     The result equals that of a `KVCache` while at most ``budget`` tokens are stored. After that, each step equals
     a dense run in which all other blocks are masked. Nothing is forgotten: the next step may read blocks that this
     step skips.
 
-    In a ragged batch, this is true of each item. An item's budget counts its tokens but not its padding, and blocks
-    that contain only padding are ignored. Block boundaries are the same for all items of the batch, so padding may
-    move tokens to other blocks than if the sequence ran alone.
+    In a ragged batch, this holds for each item. An item's budget counts its tokens but not its padding, and blocks
+    that contain only padding are ignored. Block boundaries are the same for all items of the batch, so padding may put
+    tokens into other blocks than if the sequence ran alone.
 
     Heads that share keys read the same blocks. Each head's scores are normalised by a softmax over blocks, and a
     block's score is the maximum over these heads.
@@ -144,6 +144,7 @@ class BlockSelectCache(KVCache):
         return self._state["summary"][:, :, : self._summarized] if "summary" in self._state else None
 
     def advance(self, call: Call) -> Tensor:
+        check_readable(call.query, call.key, call.value)
         start, size = self.length, self.block_size
         if self.prompt == "sparse" and call.key.shape[2] > 1:
             return self._advance_sparse(call)
@@ -345,7 +346,7 @@ class _BlockSparseMechanism(nn.Module):
 
 
 def _check_sparse_prompt(call: Call) -> None:
-    """Raise unless blocks can be selected for all tokens of a sparse prompt in one pass."""
+    """Raise an error unless blocks can be selected for all tokens of a sparse prompt in one pass."""
     reasons = []
     if not isinstance(call.kv_positions.given, range):
         reasons.append("it has padding or explicit positions")

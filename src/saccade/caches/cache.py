@@ -20,14 +20,13 @@ from saccade.caches.call_arguments import (
     check_crop,
     check_tensors,
     checked_rows,
-    refuse_replay,
 )
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.torch_modes import CACHED, has_values, outside_graph
+from saccade.support.torch_modes import CACHED, can_hold, has_values, is_transformed, outside_graph
 from saccade.support.validation import check_int
 
 _NO_TOKENS = Positions(range(0))
@@ -40,8 +39,8 @@ class LayerCache(ArgumentHints):
     and decode steps of any size gives the result of the full run. A cache that forgets tokens instead gives the result
     of the run that its ``equivalent_run`` describes.
 
-    With fake or meta tensors, a cache returns outputs of the right shapes. Positions without values count as valid, and
-    as those of tokens, not padding.
+    With fake or meta tensors, a cache returns outputs of the right shapes. Positions without values are assumed to be
+    valid and to contain no padding.
 
     A custom cache declares its ``settings`` and ``leaves``. Its `advance` returns the output of a call and stores what
     later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` then work without further code.
@@ -114,7 +113,7 @@ class LayerCache(ArgumentHints):
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, kv_heads, q_len, head_dim]``, of the new tokens only.
             value: ``[batch, kv_heads, q_len, value_dim]``.
-            mask: the query-key pairs that may attend, as a rule on token positions.
+            mask: which queries may attend to which keys, as a rule on token positions.
             positions: positions of the new tokens, -1 for padding; when None, those that the method `positions`
                 returns.
             dropout_p: dropout probability of the attention weights.
@@ -132,9 +131,11 @@ class LayerCache(ArgumentHints):
         if not callable(mechanism) or isinstance(mask, Tensor):
             check_call(mechanism, mask)
         if not self.exposes_all_keys and getattr(mechanism, "needs_all_keys", False):
-            reason = "its weights depend on the keys in between, and this cache does not pass on all of them"
-            raise unsupported(type(mechanism).__name__, [reason], hint="KVCache() passes on all keys, in order")
+            reason = "its weights depend on the keys in between, and this cache does not provide all of them"
+            raise unsupported(type(mechanism).__name__, [reason], hint="KVCache() provides all keys, in order")
         self._check_new(query, key, value)
+        if is_transformed() and self._state:
+            self._make_writable(key, value)
         batch, _, q_len, _ = query.shape
         if mask is not None and not isinstance(mask, Mask):
             mask = as_mask(mask, (*query.shape[:3], self.length + q_len))
@@ -173,11 +174,18 @@ class LayerCache(ArgumentHints):
         self._shared.clear()
 
     def crop(self, length: int) -> None:
-        """Forget all columns after the first ``length``, or raise if that is impossible. A length of 0 always works."""
+        """Forget all columns after the first ``length``, or raise an error if that is impossible.
+
+        A length of 0 is always possible.
+        """
         self.check_crop(length)
         if length == 0:
-            self._empty()
-            self._region = Region.current()
+            region = Region.current()
+            if region.vmaps == self._region.vmaps:
+                self._empty()
+            else:
+                self._forget()
+            self._region = region
         elif length < self.length:
             self._crop(length)
         self._length = length
@@ -239,9 +247,17 @@ class LayerCache(ArgumentHints):
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def check_not_replayed(self) -> None:
-        """Raise if gradient checkpointing replays a call that has already changed this cache."""
-        if Region.current().repeats(self._region):
-            refuse_replay()
+        """Raise an error if gradient checkpointing or `vmap` would repeat a call that changes this cache."""
+        Region.current().check_continues(self._region)
+
+    def _make_writable(self, key: Tensor, value: Tensor) -> None:
+        """Copy the state tensors to which new keys and values of `vmap` or another transform cannot be written."""
+        for name, x in self._state.items():
+            like = value if name.startswith("value") else key
+            if not can_hold(x, like):
+                is_number = not x.is_floating_point()  # a position or a code, the same in all samples
+                self._state[name] = x.clone() if is_number else like.new_empty(x.shape, dtype=x.dtype).copy_(x)
+                self._shared.discard(name)
 
     def _forget(self) -> None:
         """Drop all cached tokens and free their memory."""
@@ -261,7 +277,7 @@ class LayerCache(ArgumentHints):
         return "the effect of later tokens on it cannot be undone"
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Raise unless new keys and values match each other and the cache, and fit into ``max_len``."""
+        """Raise an error unless new keys and values match each other and the cache, and fit into ``max_len``."""
         if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
             check_tensors(query, key, value)
         q, k, v = query.shape, key.shape, value.shape
@@ -276,7 +292,7 @@ class LayerCache(ArgumentHints):
             raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _advanced(self, new: Positions, batch: int, device: torch.device) -> Positions:
-        """Return each item's last position after new tokens. Raise unless positions keep increasing."""
+        """Return each item's last position after new tokens. Raise an error unless positions keep increasing."""
         tokens = self._tokens.advanced(new, batch, device)
         if tokens is None:
             rule, hint = "increase and come after those in the cache", "KVCache() accepts any order"
@@ -289,7 +305,7 @@ class LayerCache(ArgumentHints):
         return x[rows]
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
-        """Raise unless new keys and values match the sizes, dtype and device of the cached ones."""
+        """Raise an error unless new keys and values match the sizes, dtype and device of the cached ones."""
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
         for name, old, received in zip(KeyValueSpec._fields, stored, new, strict=True):
             if old != received:
@@ -303,4 +319,4 @@ class LayerCache(ArgumentHints):
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        """Restore the scalar attributes from a file. Raise if no cache of this kind could have written the file."""
+        """Restore the scalar attributes from a file. Raise an error if no cache of this kind could have written it."""

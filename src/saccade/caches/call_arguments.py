@@ -11,8 +11,8 @@ from torch import Tensor
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.errors import describe, type_error, unsupported, value_error
-from saccade.support.torch_modes import has_values, is_tracing
+from saccade.support.errors import describe, hidden_by_vmap, type_error, unsupported, value_error
+from saccade.support.torch_modes import count_vmaps, has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import ShapeSpec, check_int, is_integer
 
 
@@ -67,22 +67,22 @@ class Call(NamedTuple):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if the mechanism declares that its matrix depends only on dot products and the mask in every head."""
+        """Whether the mechanism declares that its matrix depends only on dot products and the mask in every head."""
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property
     def attends_to_all_earlier(self) -> bool:
-        """True if the mask of the call lets every new query attend to every earlier token."""
+        """Whether the mask of the call lets every new query attend to every earlier token."""
         return self.mask is None or type(self.mask) is Causal
 
     @property
     def differs_between_heads(self) -> bool:
-        """True if the mask of the call may differ between heads or batch items."""
+        """Whether the mask of the call may differ between heads or batch items."""
         return self.mask is not None and (self.mask.shape != (1, 1) or self.mask.calls_functions)
 
     @property
     def needs_graph(self) -> bool:
-        """True if autograd will record the attention of this cache call."""
+        """Whether autograd will record the attention of this cache call."""
         if not torch.is_grad_enabled():
             return False
         if any(x.requires_grad for x in (self.query, self.key, self.value)):
@@ -120,19 +120,19 @@ _NEW = ShapeSpec(
 
 
 def check_call(mechanism: object, mask: object) -> None:
-    """Raise if the mechanism is not callable, or if the mask is a tensor: its columns cannot be matched to tokens."""
+    """Raise an error if the mechanism is not callable, or if the mask is a tensor, which has no positions."""
     if not callable(mechanism):
         hint = "for instance saccade.mechanisms.Softmax()"
         raise type_error(
             "mechanism", "be a function that returns attention matrices", type(mechanism).__name__, hint=hint
         )
     if isinstance(mask, Tensor):
-        hint = "masks.Dense(tensor) reads a tensor at positions; padding goes to positions, as -1"
+        hint = "masks.Dense(tensor) reads a tensor by position; mark padding with position -1"
         raise value_error("mask", "be a rule on positions (not a tensor) with a cache", "a tensor", hint=hint)
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless new keys and values are ``[batch, kv_heads, q_len, width]`` with the query's batch and length."""
+    """Raise an error unless keys and values are ``[batch, kv_heads, q_len, width]`` and match the query."""
     hint = "the cache adds the keys of earlier tokens itself; keys of other tokens go to a CrossCache"
     _NEW.check(query, key, value, hint=hint)
     if not query.dtype == key.dtype == value.dtype:
@@ -157,13 +157,13 @@ def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
 
 
 def check_crop(length: object, stored: int) -> None:
-    """Raise unless a cache can be cropped to ``length``: an int from 0 to the number of stored columns."""
+    """Raise an error unless a cache can be cropped to ``length``: an int from 0 to the number of stored columns."""
     if not 0 <= check_int("length", length, None) <= stored:
         raise value_error("length", f"be from 0 to {stored}, the number of stored columns", length)
 
 
 class Region(NamedTuple):
-    """The region of gradient checkpointing that is currently running, where it can be identified.
+    """The region of gradient checkpointing and of `vmap` that is currently running, if it can be identified.
 
     A replay runs inside a backward pass, which has an id. In the forward pass, a region of the non-reentrant
     checkpoint is identified by torch's hooks for saved tensors; a region of the reentrant checkpoint cannot be.
@@ -171,10 +171,12 @@ class Region(NamedTuple):
     Args:
         graph_task: id of the backward pass; -1 outside of backward passes.
         hook: id of the checkpoint's hook; 0 outside of checkpoints.
+        vmaps: number of enclosing functions that ``vmap`` maps.
     """
 
     graph_task: int = -1
     hook: int = 0
+    vmaps: int = 0
 
     @classmethod
     def current(cls) -> Region:
@@ -183,15 +185,37 @@ class Region(NamedTuple):
             return OUTSIDE
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         is_checkpoint = hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
-        return cls(torch._C._current_graph_task_id(), id(hooks[0]) if is_checkpoint else 0)
+        return cls(torch._C._current_graph_task_id(), id(hooks[0]) if is_checkpoint else 0, count_vmaps())
 
     def repeats(self, made_in: Region) -> bool:
         """Return whether this region replays a call that changed a cache in the region ``made_in``."""
         is_other_pass = self.graph_task not in (-1, made_in.graph_task)
         return is_other_pass or self.hook not in (0, made_in.hook)
 
+    def check_continues(self, made_in: Region, *, is_read_only: bool = False) -> None:
+        """Raise an error unless a cache from the region ``made_in`` can be used in this region.
+
+        Args:
+            made_in: the region in which the cache was constructed, forked or emptied.
+            is_read_only: whether the call does not change the cache, so that it may be repeated.
+        """
+        if self.repeats(made_in) and not is_read_only:
+            refuse_replay()
+        if self.vmaps < made_in.vmaps:
+            reason = "the cache was made inside of a mapped function, and its tokens are those of a sample"
+            raise unsupported("vmap", [reason], hint="return the outputs, and make another cache outside")
+        if self.vmaps > made_in.vmaps and not is_read_only:
+            reason = "the cache was made outside of the mapped function, so all samples would write to it"
+            raise unsupported("vmap", [reason], hint="make it inside: layer.new_cache(), or cache.fork()")
+
 
 OUTSIDE = Region()
+
+
+def check_readable(*tensors: Tensor) -> None:
+    """Raise an error if `vmap` hides the values of tensors by which a cache decides what to store."""
+    if is_transformed() and any(map(is_mapped, tensors)):
+        raise hidden_by_vmap("queries, keys and values")
 
 
 def refuse_replay() -> NoReturn:

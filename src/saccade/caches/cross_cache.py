@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
-from saccade.caches.call_arguments import KeyValueSpec, MakesMatrix, Traffic, check_call
+from saccade.caches.call_arguments import KeyValueSpec, MakesMatrix, Region, Traffic, check_call
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
@@ -49,7 +49,7 @@ class CrossCache(LayerCache):
 
     @property
     def is_filled(self) -> bool:
-        """True if the cross-attention context is stored."""
+        """Whether the cross-attention context is stored."""
         return bool(self._state)
 
     @property
@@ -121,6 +121,7 @@ class CrossCache(LayerCache):
             ValueError: no context is stored or passed, or a context is passed although one is stored.
         """
         check_call(mechanism, mask)
+        Region.current().check_continues(self._region, is_read_only=True)
         if key is not None and value is not None:
             self.fill(key, value)
         if not self._state:

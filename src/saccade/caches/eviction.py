@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.caches.cache import LayerCache
-from saccade.caches.call_arguments import Call, Traffic
+from saccade.caches.call_arguments import Call, Traffic, check_readable
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
 from saccade.matrix import Matrix
@@ -136,6 +136,7 @@ class EvictingCache(LayerCache):
         return self._state.get("table")
 
     def advance(self, call: Call) -> Tensor:
+        check_readable(call.query, call.key, call.value)
         before, q_len, keys, values = self._state, call.key.shape[2], call.key, call.value
         table = call.table[:, None].expand(*keys.shape[:2], -1)
         if before:
@@ -286,7 +287,7 @@ class HeavyHitterCache(EvictingCache):
 
 
 class SnapKVCache(EvictingCache):
-    r"""A cache of all tokens after the prompt, and of the prompt tokens that received the most attention from its end.
+    r"""A cache of the prompt tokens to which the end of the prompt attends most, and of all later tokens.
 
     After the first call, and only then, each key head selects the tokens to keep: the last ``window`` tokens and, of
     the earlier tokens, the ``budget - window`` that received the most attention from the window. This attention is

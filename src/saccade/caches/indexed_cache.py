@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from saccade.caches.call_arguments import Call
+from saccade.caches.call_arguments import Call, check_readable
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.matrix import AttentionMatrix
@@ -16,7 +16,7 @@ from saccade.support.torch_modes import has_values
 
 
 class IndexedCache(KVCache):
-    """A cache of all keys and values, and of the index keys that a scorer uses to rank them; exact for `TopK`.
+    """A cache of all keys and values and of a scorer's index keys. With it, `TopK` equals the full run.
 
     The mechanism passed to each call contains the index keys of the new tokens: ``TopK(LightningIndexer(q, k, w), …)``.
     The cache replaces them by the index keys of all tokens so far.
@@ -56,6 +56,7 @@ class IndexedCache(KVCache):
             reason = "it has no index keys"
             hint = "mechanisms.TopK(scorers.LightningIndexer(...), k) has them; KVCache() needs none"
             raise unsupported(type(mechanism).__name__, [reason], hint=hint)
+        check_readable(call.query, call.key, new)
         known = self._write_columns("index_key", len(self._tokens), new)
         out = super().advance(call._replace(mechanism=mechanism.with_index_key(known)))
         self._traffic = self._traffic._replace(bytes_read=self._traffic.bytes_read + known.nbytes)

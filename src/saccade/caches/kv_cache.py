@@ -197,7 +197,7 @@ class KVCache(LayerCache):
 
 
 def check_softmax(matrix: Matrix, call: Call) -> None:
-    """Raise unless a matrix is a softmax, since some caches select tokens by their softmax weights."""
+    """Raise an error unless a matrix is a softmax, since some caches select tokens by their softmax weights."""
     if not isinstance(matrix, AttentionMatrix):
         words = "a {matrix} is not a softmax, so there are no largest terms to select"
         reason = Message(words, matrix=type(matrix).__name__)

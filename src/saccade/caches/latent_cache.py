@@ -11,12 +11,12 @@ from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.support.errors import value_error
-from saccade.support.torch_modes import has_values
+from saccade.support.torch_modes import has_values, mapped_levels
 from saccade.support.validation import check_int
 
 
 class LatentCache(KVCache):
-    """A cache of what latent attention needs from each token: its latent vector and the rotated part of its key.
+    """A cache for latent attention, with the latent vector and the rotated part of the key of each token.
 
     Both are stored in one tensor: the first ``latent_dim`` channels of a key are its value, so only keys are stored. A
     `KVCache` works with the same layers, but stores latents twice. `saccade.nn.LatentAttention.new_cache` returns a
@@ -74,7 +74,8 @@ class LatentCache(KVCache):
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         super()._check_new(query, key, value)
-        is_elsewhere = has_values(key) and value.data_ptr() != key.data_ptr()
+        # Tensors of `vmap` and other transforms have no memory of their own.
+        is_elsewhere = has_values(key) and mapped_levels(value)[1].data_ptr() != mapped_levels(key)[1].data_ptr()
         if value.shape[3] != self.latent_dim or is_elsewhere or value.stride() != key.stride():
             rule = f"be key[..., :{self.latent_dim}], a view: only the key is stored"
             got, hint = "another tensor", "KVCache() stores separate keys and values"

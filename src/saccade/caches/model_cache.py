@@ -13,7 +13,7 @@ from saccade.support.errors import type_error, value_error
 
 
 class Cache:
-    """The caches of a model's layers, in order; methods act on all of them.
+    """The caches of all layers of a model, in order. Its methods act on all of them.
 
     For a layer with two attention modules, nest a Cache: ``Cache([Cache([KVCache(), CrossCache()]), ...])``.
 

@@ -39,7 +39,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def empty(cls, like: Tensor, size: int, bits: int, by_channel: bool) -> Packed:
-        """Return an empty store for tensors of this shape, dtype and device."""
+        """Return an empty quantized store for tensors of this shape, dtype and device."""
         batch, heads, _, width = like.shape
         none = like.new_empty(batch, heads, 0, width)
         numbers = none.new_empty(batch, heads, 0, width if by_channel else 1, dtype=wide_dtype(like.dtype))

@@ -43,7 +43,7 @@ class Memory(NamedTuple):
 
     @property
     def taints(self) -> Tensor:
-        """True for heads with NaN or inf in their sums, bool ``[batch, kv_heads]``; all False if `tainted` is None."""
+        """The heads with NaN or inf in their sums, bool ``[batch, kv_heads]``; all False if `tainted` is None."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
@@ -145,10 +145,10 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _source_in(contents)
-        # A denominator, if there is one, is an extra column. A value may hold those of all substeps side by side, and
-        # a state that of the keys before that of the values (`Mesa`).
+        # A denominator, if there is one, is an extra column. A value may hold those of all substeps side by side. A
+        # state may also hold that of the keys (`Mesa`), or the last token (`Mamba3`).
         (features, width), value_dim = state["state"].shape[2:], contents.count("value_dim")
-        if width not in (value_dim + 1, features + value_dim) and (not width or value_dim % width):
+        if width not in (value_dim + 1, features + value_dim, 2 * value_dim) and (not width or value_dim % width):
             raise contents.misfit("value_dim")
 
     def _why_not_cropped(self, length: int) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from saccade.caches.cache import LayerCache
-from saccade.caches.call_arguments import Call, Traffic
+from saccade.caches.call_arguments import Call, Traffic, check_readable
 from saccade.caches.per_head import attend_by_head
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
@@ -55,7 +55,7 @@ class RoundedCache(LayerCache):
 
     @abstractmethod
     def _store(self, name: str, like: Tensor) -> Store:
-        """Return the store of the keys or values (``name``); before the first call, an empty store for ``like``."""
+        """Return the store of keys or values. Before the first call, it is empty and fits tensors like ``like``."""
 
     def advance(self, call: Call) -> Tensor:
         new = {"key": call.key, "value": call.value}
@@ -76,12 +76,13 @@ class RoundedCache(LayerCache):
         return out
 
     def _parts(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the codes, steps, zeros and rest of the keys or values (``name``)."""
+        """Return the codes, steps, zeros and rest of the stored keys or values."""
         codes, steps, zeros, rest = (self._state[f"{name}.{part}"] for part in _PARTS)
         return codes, steps, zeros, rest
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         super()._check_new(query, key, value)
+        check_readable(key, value)
         for name, x in (("key", key), ("value", value)):
             if not is_finite(x) and bool(not_finite(x).any()):
                 hint = "a NaN or inf would spoil the rounding of its whole block; KVCache() can store it"

@@ -26,17 +26,18 @@ class SinkWindowCache(RingCache):
     masks.streaming(sink_tokens, window)``, for any causal mask, any split of the sequence into calls, and ragged
     batches. The distance from the query to the first tokens then grows without limit.
 
-    With the layer's ``rotary``, positions are counted inside the cache, as if the sequence consisted only of the stored
-    tokens. For each token, the result equals the dense run over these tokens at positions 0, 1, 2, …. However long the
-    stream, no distance is larger than in a sequence of ``sink_tokens + window`` tokens. Distances within the window do
-    not change, so only the first tokens are rotated again, to positions just before the window.
+    With the layer's ``rotary``, positions are counted from the start of the cache, as if the sequence consisted only of
+    the stored tokens. For each token, the result equals the dense run over these tokens at positions 0, 1, 2, ….
+    However long the stream, no distance is larger than in a sequence of ``sink_tokens + window`` tokens. Distances
+    within the window do not change, so only the first tokens are rotated again, to positions just before the window.
 
     Tokens that leave the window are lost, except for the first ones.
 
     Args:
         sink_tokens: number of positions to keep at the beginning, at least 0.
         window: number of tokens to keep at the end, including the newest, at least 1.
-        rotary: the layer's rotary encoding, to count positions inside the cache; None to leave positions unchanged.
+        rotary: the layer's rotary encoding, to count positions from the start of the cache; None to leave them
+            unchanged.
 
     Raises:
         ValueError: a size is out of range, positions do not increase, or the batch size changes.
@@ -134,7 +135,7 @@ class SinkWindowCache(RingCache):
         return q_table - shift, inside
 
     def _check_inside(self, call: Call, table: Tensor) -> None:
-        """Raise unless positions can be counted inside the cache, as ``rotary`` requires."""
+        """Raise an error unless tokens can be renumbered by their place in the cache, as ``rotary`` requires."""
         reasons = []
         if call.mask is not None and not call.mask.is_relative:
             reasons.append(f"positions are counted inside the cache, and {call.mask} depends on more than distances")

@@ -70,7 +70,7 @@ def _print_warning(
 
 
 def _escape_unencodable() -> None:
-    """Print characters that the terminal cannot encode as escape sequences."""
+    """Escape characters that the terminal cannot encode, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

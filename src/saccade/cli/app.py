@@ -3,9 +3,10 @@
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from saccade import __version__
 from saccade.cli.audit import audit
@@ -20,8 +21,29 @@ from saccade.cli.verify import verify
 from saccade.support.language import LANGUAGES, in_language, language_of
 from saccade.text import visible
 
+
+class _LanguageAnywhere(TyperGroup):
+    """The group of commands, which takes ``--lang`` before and after the name of a command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        stop = args.index("--") if "--" in args else len(args)
+        for i, argument in enumerate(args[:stop]):
+            name, equals, _ = argument.partition("=")
+            if name == "--lang":
+                after = i + (1 if equals else 2)
+                args = [*args[i:after], *args[:i], *args[after:]]
+                break
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
 app = typer.Typer(
-    name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    name="saccade",
+    cls=_LanguageAnywhere,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 _COMMANDS: dict[
@@ -60,7 +82,9 @@ def _set_language(context: typer.Context, requested: str | None) -> None:
 def command_line() -> None:
     """Run the command line, with help in the language of the system unless --lang is given."""
     command = typer.main.get_command(app)
-    if "--lang" not in sys.argv:  # --help is handled before other options have values
+    if not any(
+        argument.partition("=")[0] == "--lang" for argument in sys.argv
+    ):  # --help is handled before other options have values
         with in_language(language_of(os.environ)):
             translate_help(command)
     command()

@@ -105,7 +105,7 @@ def audit(
     trainer: _Trainer = None,
     budget: _Budget = False,
 ) -> None:
-    """Check a model against a rule for which tokens may influence which outputs, end to end and layer by layer.
+    """Check a model against a rule that says which tokens may influence which outputs, as a whole and in each layer.
 
     The model runs unmodified; perturbed tokens and gradients show which outputs depend on which tokens. The exit status
     is 1 if a claim is violated or, with --strict, if a claim could not be checked.

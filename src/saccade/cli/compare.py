@@ -152,8 +152,10 @@ def _compare(
         refuse("compare", f"--model must have a tokenizer.json; got {model_name}")
     if not 0 <= layer < model.config.num_layers:
         refuse("compare", f"--layer must be from 0 to {model.config.num_layers - 1}; got {layer}")
-    query, key, value, mask = _read(model, joined, layer)
+    tokens = model.tokenizer.encode(joined).ids
+    query, key, value, mask = _read(model, tokens[: model.config.max_len], layer)
     length = key.shape[2]
+    typer.echo(_read_part(shown_name(model_name), layer, length, len(tokens)))
     mechanisms: list[Mechanism | Mask] = [
         *masks,
         Linear(),
@@ -172,12 +174,20 @@ def _compare(
         save_figure("compare", viz.tradeoff(comparison, title=title), out)
 
 
-def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
-    """Run a model on a text; return a layer's queries, keys and values, ``[1, heads, tokens, head_dim]``, and mask."""
-    assert model.tokenizer is not None, "the caller checks it"
-    tokens = torch.tensor([model.tokenizer.encode(text).ids[: model.config.max_len]])
-    if not tokens.numel():
+def _read_part(model_name: str, layer: int, length: int, total: int) -> str:
+    """Return the line that names model and layer, and the number of tokens that the model reads and leaves out."""
+    values = {"model": visible(model_name), "layer": layer, "length": length, "total": total}
+    if length == total:
+        return translated("layer {layer} of {model}, {length:,} tokens", **values)
+    words = "layer {layer} of {model}, the first {length:,} of {total:,} tokens: the model reads no more"
+    return translated(words, **values)
+
+
+def _read(model: Encoder | Decoder, ids: list[int], layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
+    """Run a model on tokens; return a layer's queries, keys and values, ``[1, heads, tokens, head_dim]``, and mask."""
+    if not ids:
         refuse("compare", "TEXT must have at least one token; got only characters that the model does not read")
+    tokens = torch.tensor([ids])
     layers = model.layers if isinstance(model, Encoder) else model.stack.layers
     attention = cast("MultiHeadAttention", cast("EncoderLayer | DecoderLayer", layers[layer]).attention)
     inputs: list[Tensor] = []

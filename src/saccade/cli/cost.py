@@ -20,7 +20,7 @@ from saccade.support.language import translated
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
-_DRAWN = 4096  # maximum number of ranks in a picture
+_DRAWN = 4096  # maximum number of ranks in a figure
 
 _Rule = Annotated[str | None, typer.Argument(metavar="RULE", help='The mask, as in "causal & window(4095, 0)".')]
 _Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Length of the whole sequence, in tokens.")]

@@ -23,11 +23,11 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its pa
 
 
 def watched(command: str, kernel: str) -> Callable[[str], None]:
-    """Continue the command in a child process, which says what it tries next by calling the returned function.
+    """Continue the command in a child process, and return a function with which the child announces each trial.
 
     The parent waits, and ends with the child's exit status. If a signal or a call of exit() ends the child, the parent
-    ends with exit status 1 and prints the last trial. An interrupted parent stops the child. Elsewhere than on Linux,
-    the command continues in this process, unwatched.
+    ends with exit status 1 and prints the last trial. An interrupted parent stops the child. On systems other than
+    Linux, the command continues in this process, unwatched.
     """
     if sys.platform != "linux":
         return lambda trial: None
@@ -39,7 +39,7 @@ def watched(command: str, kernel: str) -> Callable[[str], None]:
     if child:
         _wait(command, kernel, child, shared)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    atexit.register(_write, shared, _FINISHED)  # by Python only, not by exit() of C
+    atexit.register(_write, shared, _FINISHED)  # called when Python ends normally, but not by C's exit()
     return lambda trial: _write(shared, f"in the trial {trial}")
 
 
@@ -48,7 +48,7 @@ def _write(shared: mmap.mmap, place: str) -> None:
 
 
 def _wait(command: str, kernel: str, child: int, shared: mmap.mmap) -> NoReturn:
-    """Wait for the child process, and end the command as it ended."""
+    """Wait for the child process, and end the command with its exit status, or with an error if it crashed."""
     try:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def _wait(command: str, kernel: str, child: int, shared: mmap.mmap) -> NoReturn:
 
 
 def _stop(child: int) -> None:
-    """Wait a second for a child that was interrupted too, then interrupt it, and then kill it."""
+    """Wait a second for a child that was also interrupted, then terminate it, and finally kill it."""
     for number in (0, signal.SIGTERM, signal.SIGKILL):  # 0 sends nothing
         os.kill(child, number)
         for _ in range(20):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CALLED_AS = "look"  # the name in error messages
 
-MOST_WINDOWS = 150  # in one picture, so that each window is several pixels wide
+MOST_WINDOWS = 150  # in one figure, so that each window is several pixels wide
 _LINES_AT_MOST = 80
 _ANNOTATED_AT_MOST = 24  # maximum number of words; the numbers in a larger map are too small to read
 _NUMBERED_AT_MOST = 40  # maximum number of windows that get an index
@@ -83,7 +83,7 @@ def draw_full_text(
     """Draw one head over the full text, with the windows of the text along the diagonal.
 
     All other pairs are grey, because tokens in different windows never see each other. If the text has more tokens than
-    the picture has pixels, the largest weight of neighbouring tokens is drawn.
+    the figure has pixels, the largest weight of neighbouring tokens is drawn.
 
     Args:
         model: the model, which is run once for each window.
@@ -92,7 +92,7 @@ def draw_full_text(
         advance: a function that is called after each window.
         title: the title of the figure; the description is then its subtitle. When None, it is the title.
 
-    Cost: a forward pass per window; memory for one window and the picture.
+    Cost: a forward pass per window; memory for one window and the figure.
     """
     from matplotlib.patches import Rectangle  # noqa: PLC0415  matplotlib is optional
 
@@ -125,7 +125,7 @@ def _titles(title: str | None, caption: str) -> dict[str, Any]:
 
 
 def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:
-    """Return a figure's map of the full text, ``[cells, cells]``: the largest weight in each cell, NaN if masked."""
+    """Return the largest weight in each cell of a figure's map of the full text, ``[cells, cells]``; NaN if masked."""
     side = min(count, _SIDE)
     cells = np.full((side, side), np.nan, np.float32)
     for window in subject.windows:

@@ -31,7 +31,8 @@ _Claims = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="What the kernel claims: a TOML file, or file.py::NAME of a dict. By default, it claims everything.",
+        help="What the kernel claims: a TOML file, or file.py::NAME of a dict. What is not claimed is tried with one "
+        "small call, and left out if the call raises an error.",
     ),
 ]
 _Claim = Annotated[
@@ -65,7 +66,7 @@ _Scripts = Annotated[
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the judgement as JSON.")]
 _Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit with status 1 also if a law that is expected to fail is kept.")
+    bool, typer.Option("--strict", help="Exit with status 1 also if a law that is expected to fail holds.")
 ]
 
 
@@ -88,9 +89,10 @@ def judge(
 ) -> None:
     """Test a kernel against the laws of attention, and show the smallest input that violates each law.
 
-    The exit status is 1 if a law is violated that the claims do not expect to fail, or if the oracle could not be
-    compared, or no law could be tested; with --strict, also if a law holds that the claims expect to fail. A law is not
-    tested if it needs a feature that the kernel does not claim.
+    The exit status is 1 if a law that is not expected to fail is violated, if the law oracle could not be tested, or if
+    no law could be tested; with --strict, also if a law that is expected to fail holds. A law is not tested if it needs
+    a feature that the kernel does not support. Laws on NaN and inf are listed separately; they count too, unless
+    --claim non_finite=false leaves them out.
     """
     if as_json:
         refuse_combination(context, "--json", ("--scripts",), "contains the scripts")

@@ -47,12 +47,12 @@ def default_encoder_name(text: str) -> str:
 
 
 def shown_name(model: str) -> str:
-    """Return the display name of a model: its name, or the name of its folder."""
+    """Return the name of a bundled model, or the name of a model's folder, for display."""
     return model if model in NAMED else Path(model).name
 
 
 def check_name(model: str) -> None:
-    """Raise unless ``model`` is the name or the folder of a model.
+    """Raise an error unless ``model`` is the name or the folder of a model.
 
     Raises:
         ValueError: it is neither. For a possible name on the Hugging Face hub, a hint says how to download the model.
@@ -92,7 +92,7 @@ def load(model: str) -> Encoder | Decoder:
 
 
 def check_numbers(model: nn.Module) -> None:
-    """Raise if a weight of a model is NaN or infinite.
+    """Raise an error if a weight of a model is NaN or infinite.
 
     Raises:
         ValueError: a weight is NaN or infinite; the message names the first of these weights.

@@ -63,7 +63,7 @@ def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[
 
 
 def _groups(words: Sequence[Word], room: int) -> Iterator[list[Word]]:
-    """Yield the words of each window: groups of adjacent words with at most ``room`` tokens in total."""
+    """Yield the words of each window, as groups of adjacent words with at most ``room`` tokens in total."""
     group: list[Word] = []
     for word in words:
         for start in range(word.start, word.stop, room):

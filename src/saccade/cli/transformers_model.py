@@ -97,7 +97,7 @@ def load_transformers(folder: Path) -> TransformersModel:
 
 
 def _check_layers(folder: Path) -> None:
-    """Raise if config.json has more layers than tensors, because transformers would allocate them all first."""
+    """Raise an error if config.json has more layers than tensors, since transformers would allocate them first."""
     config = read_config(folder)
     if not (folder / "model.safetensors").is_file():
         return

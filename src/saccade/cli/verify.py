@@ -15,7 +15,7 @@ from saccade.cli.exit_status import refuse, refuse_combination
 from saccade.cli.output_files import all_or_none, folder_for
 from saccade.cli.progress import progress
 from saccade.support.columns import display_width, left_aligned
-from saccade.support.language import translated
+from saccade.support.language import current_language, translated
 from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
@@ -42,9 +42,6 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the run as JSON.")]
 _Pictures = Annotated[
     Path | None, typer.Option(help="Draw the figures of the documents into this folder; check nothing.")
 ]
-_Language = Annotated[
-    Literal["en", "zh"], typer.Option(help="The language of the figures, and of a list by document as Markdown.")
-]
 _Markdown = Annotated[bool, typer.Option("--markdown", help="Print claims and verdicts as Markdown; check nothing.")]
 _List = Annotated[bool, typer.Option("--list", help="List claims and verdicts; check nothing.")]
 _By = Annotated[
@@ -60,7 +57,6 @@ def verify(
     seeds: _Seeds = 1,
     as_json: _Json = False,
     pictures: _Pictures = None,
-    language: _Language = "en",
     as_markdown: _Markdown = False,
     as_list: _List = False,
     by: _By = "topic",
@@ -74,9 +70,6 @@ def verify(
     if pictures is not None:
         others = ("--only", "--seed", "--seeds", "--json", "--markdown", "--list", "--by")
         refuse_combination(context, "--pictures", others, "always draws the same figures and checks nothing")
-    elif language != "en" and not (by_document and as_markdown):
-        rule = "be used with --pictures or with --list --by document --markdown"
-        refuse("verify", f"--language must {rule}; got {language} alone")
     for name, is_given in (("--list", as_list), ("--markdown", as_markdown)):
         if is_given:
             refuse_combination(context, name, ("--seed", "--seeds", "--json"), "checks nothing")
@@ -84,10 +77,10 @@ def verify(
         refuse("verify", f"--by must be used with --list; got --by {by} alone")
     claims = _chosen(only or [])
     if as_list or as_markdown:
-        typer.echo(_listed(claims, by_document, as_markdown, language), nl=False)
+        typer.echo(_listed(claims, by_document, as_markdown), nl=False)
         return
     if pictures is not None:
-        _draw(pictures, {"en": PICTURES, "zh": PICTURES_IN_CHINESE}[language])
+        _draw(pictures, {"en": PICTURES, "zh": PICTURES_IN_CHINESE}[current_language()])
         return
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with progress(errors, "claims", len(claims) * seeds) as advance:
@@ -120,10 +113,10 @@ def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:
     return tuple(claim for claim in CLAIMS if not only or claim.name in only or claim.topic in only)
 
 
-def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool, language: str) -> str:
+def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool) -> str:
     if by_document:
         documents = _documents(claims)
-        return tables(documents, chinese=language == "zh") if as_markdown else listed(documents)
+        return tables(documents, chinese=current_language() == "zh") if as_markdown else listed(documents)
     if as_markdown:
         return f"{table(claims)}\n{sections(claims)}"
     lines = []
@@ -142,7 +135,7 @@ def _heading(topic: str) -> str:
 
 
 def _documents(claims: Sequence[Claim]) -> list[Document]:
-    """Return the documents with the statements that the claims check, plus unchecked ones if all claims are given."""
+    """Return documents with only the statements that the claims check, and for all claims also unchecked statements."""
     names = {claim.name for claim in claims} | ({""} if len(claims) == len(CLAIMS) else set())
     documents = (
         one._replace(says=tuple(statement for statement in one.says if statement.claim in names)) for one in DOCUMENTS

@@ -56,6 +56,7 @@ class Subject(NamedTuple):
         options: additional arguments of each call.
         decodes: whether the module can continue token by token.
         device: the device of the module's tensors.
+        heads: (num_heads, num_kv_heads, head_dim) of query, key and value; None for modules, which define their own.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Subject(NamedTuple):
     options: dict[str, Any]
     decodes: bool
     device: str = "meta"
+    heads: tuple[int, int, int] | None = None
 
     def without_memory(self) -> Subject:
         """Return a copy of the subject on fake tensors; call this within a `FakeTensorMode`."""
@@ -187,7 +189,8 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
     module = _Product(_without_memory(mechanism, "meta"))
     # The cache of a compressive memory depends on where its last segment began.
     decodes = pattern.is_causal and not isinstance(mechanism, CompressiveMemory)
-    return Subject(name, module, inputs, {"mask": pattern}, decodes)
+    sizes_of_heads = (sizes.num_heads, sizes.num_kv_heads, sizes.head_dim)
+    return Subject(name, module, inputs, {"mask": pattern}, decodes, heads=sizes_of_heads)
 
 
 def all_tensors(module: nn.Module) -> list[Tensor]:

@@ -70,6 +70,10 @@ class Pass(NamedTuple):
         return f"Pass({self.flops:,} FLOPs, {self.bytes_moved:,} bytes moved, {self.peak_bytes:,} bytes at most)"
 
 
+_HEADS = ", {num_heads} heads of {head_dim} channels"
+_GROUPED = ", {num_heads} query heads and {num_kv_heads} key heads of {head_dim} channels"
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """The forecast that `cost` returns; print it for a report.
@@ -82,6 +86,8 @@ class Cost:
         training: a forward pass, its loss and all gradients.
         decode: a decoding step after ``seq_len - 1`` tokens; None for a subject that does not decode.
         cache_bytes: bytes of the cache after ``seq_len`` tokens; None for a subject that does not decode.
+        heads: (num_heads, num_kv_heads, head_dim) of query, key and value; None for layers and models, which define
+            their own.
     """
 
     subject: str
@@ -93,6 +99,7 @@ class Cost:
     training: Pass
     decode: Pass | None
     cache_bytes: int | None
+    heads: tuple[int, int, int] | None = None
 
     def fits(self, memory: float | None = None, *, training: bool = False) -> bool:
         """Return whether the forecast tensors fit in memory.
@@ -135,6 +142,10 @@ class Cost:
             for name, flops, moved, most in rows
         ]
         first = translated("cost of {subject} at {tokens:,} tokens, batch {batch}, {dtype}", **about)
+        if self.heads is not None:
+            num_heads, num_kv_heads, head_dim = self.heads
+            words = _HEADS if num_heads == num_kv_heads else _GROUPED
+            first += translated(words, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
         last = translated("weights {weights}", weights=_size(self.parameter_bytes))
         last += "" if self.cache_bytes is None else translated(", cache {cache}", cache=_size(self.cache_bytes))
         return "\n".join([first, *lines, last])
@@ -232,7 +243,8 @@ def cost(
             raise unsupported_dry_run(error) from error
         raise
     kinds = {x.dtype for x in case.module.parameters() if x.is_floating_point()}
-    return Cost(case.name, length, batch, next(iter(kinds), sizes.dtype), weights, *runs, decode, cache_bytes)
+    dtype = next(iter(kinds), sizes.dtype)
+    return Cost(case.name, length, batch, dtype, weights, *runs, decode, cache_bytes, case.heads)
 
 
 def _forward(subject: Subject, mode: FakeTensorMode, length: int) -> Pass:

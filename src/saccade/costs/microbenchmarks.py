@@ -99,7 +99,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def small_operations() -> Tensor:
-    """Run many small operations from Python, as a recurrence computed chunk by chunk, to time their overhead."""
+    """Run many small operations from Python, those of a recurrence in chunks, so that their overhead can be timed."""
     query, key, value = torch.ones(1, 4, 512, 32), torch.full((1, 4, 512, 32), 0.1), torch.ones(1, 4, 512, 32)
     return Delta()(query, key, mask=Causal()) @ value
 

@@ -55,7 +55,7 @@ class Fetch(NamedTuple):
 
     @classmethod
     def of(cls, plan: Exchange, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Fetch:
-        """Build the collective that fetches the keys of one rank in an exchange plan."""
+        """Build the collective that fetches the keys one rank needs according to an exchange plan."""
         part = plan.rank(rank)
         rows, columns = plan.layout.tokens(rank), part.columns
 
@@ -70,7 +70,7 @@ class Fetch(NamedTuple):
         return cls(group, torch.from_numpy(columns).to(device), positions, send_rows, receive_columns)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Fetch rows from other ranks: return ``[B, G, columns, D]`` for local ``[B, G, rows, D]``."""
+        """Return the local rows ``[B, G, rows, D]`` together with the fetched rows, ``[B, G, columns, D]``."""
         return apply_exchange(x, self._fetch_rows, self._return_gradients)
 
     def _fetch_rows(self, x: Tensor) -> Tensor:
@@ -107,16 +107,16 @@ class Swap(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, group: dist.ProcessGroup | None, device: torch.device) -> Swap:
-        """Build the all-to-all exchange of a layout; the layout must be the same on all ranks."""
+        """Build the all-to-all exchange for a layout, which must be the same on all ranks."""
         rows = (torch.from_numpy(layout.tokens(rank)).to(device) for rank in range(layout.ranks))
         return cls(group, tuple(rows))
 
     def to_heads(self, x: Tensor) -> Tensor:
-        """Exchange rows for heads: return ``[B, H / ranks, all rows, D]`` for ``[B, H, rows, D]``."""
+        """Exchange rows for heads, from ``[B, H, rows, D]`` to ``[B, H / ranks, all rows, D]``."""
         return apply_exchange(x, self._to_heads, self._to_rows)
 
     def to_rows(self, x: Tensor) -> Tensor:
-        """Exchange heads for rows: return ``[B, H, rows, D]`` for ``[B, H / ranks, all rows, D]``."""
+        """Exchange heads for rows, from ``[B, H / ranks, all rows, D]`` to ``[B, H, rows, D]``."""
         return apply_exchange(x, self._to_rows, self._to_heads)
 
     def _to_heads(self, x: Tensor) -> Tensor:

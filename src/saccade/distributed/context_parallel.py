@@ -203,7 +203,7 @@ class ContextParallel:
             seq_len = rows * self.ranks if isinstance(self._layout, str) else self._layout.seq_len
         count = int(self.layout(seq_len).counts[self.rank])
         if count != rows:
-            hint = "if the ranks do not divide the length, pass seq_len= or ContextParallel(layout=cp.layout(n))"
+            hint = "if the length is not a multiple of the ranks, pass seq_len= or ContextParallel(layout=cp.layout(n))"
             raise value_error("rows", f"be {count}, the rows of rank {self.rank} at length {seq_len}", rows, hint=hint)
         return seq_len
 

@@ -1,4 +1,4 @@
-"""The exchange plan for attention across ranks: the tokens of each rank, transfers between ranks, and costs."""
+"""Exchange plans for attention across ranks: the tokens of each rank, the transfers between ranks, and the costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from saccade.support.language import Message, translated
 from saccade.support.validation import check_choice, check_int, check_type
 
 STRATEGIES = ("fetch", "gather", "ulysses")
-"""Fetch the keys visible to the local queries; gather all keys; or exchange rows for heads."""
+"""Ways to exchange data: fetch the keys visible to the local queries, gather all keys, or exchange rows for heads."""
 _LONGEST = 100
 
 
@@ -165,7 +165,7 @@ class Exchange:
         )
 
     def seconds(self, machine: Machine | None = None) -> float:
-        """Estimate the time of a forward pass on the slowest rank of an assumed machine, compute plus communication."""
+        """Estimate the seconds of a forward pass on the slowest rank of an assumed machine, with communication."""
         machine = Machine() if machine is None else machine
         computing = 4 * self.head_dim * self.pairs / machine.flops
         sending = np.maximum(self.bytes_sent, self.bytes_received) / machine.bandwidth
@@ -277,7 +277,7 @@ def exchange(
         check_choice("layout", layout, ("auto", *LAYOUTS))
     check_choice("strategy", strategy, ("auto", *STRATEGIES))
     check_type("dtype", dtype, torch.dtype, "be a torch.dtype")
-    check_type("mask", mask, (Mask, NoneType), "be a mask or None", hint="masks.Dense(tensor) makes a mask of a tensor")
+    check_type("mask", mask, (Mask, NoneType), "be a mask or None", hint="masks.Dense(tensor) converts a tensor")
     mask = Full() if mask is None else mask
     reasons = {name: _reasons(name, mask, heads, kv_heads, ranks) for name in STRATEGIES}
     if strategy != "auto" and reasons[strategy]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHADES = " ░▒▓█"
-_WIDEST = 32  # maximum ranks in a line of text, each two characters wide
+_WIDEST = 32  # maximum number of ranks in a line of text, each two characters wide
 
 
 def traffic(plan: Exchange) -> Ints:

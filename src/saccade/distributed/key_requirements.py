@@ -107,7 +107,7 @@ class KeyRequirements:
         marks = self.ranks * width + self.starts
 
         def before(position: Ints) -> Ints:
-            """Count the keys that all lower ranks require, plus those that this rank requires before a position."""
+            """Count the keys that lower ranks require, plus those that each chunk's rank requires before a position."""
             which = np.searchsorted(marks, layout.owners * width + position, "right")
             last = np.maximum(which - 1, 0)
             is_local = (which > 0) & (self.ranks[last] == layout.owners) if len(marks) else which > 0

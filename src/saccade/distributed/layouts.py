@@ -1,4 +1,4 @@
-"""Layout: which tokens of a sequence each rank stores."""
+"""Layout: the assignment of a sequence's tokens to ranks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Layout:
 
     @cached_property
     def _runs(self) -> list[tuple[int, range]]:
-        """The runs (owner, tokens) of the layout in order, with adjacent ranges of the same owner joined."""
+        """The layout's runs (owner, tokens) in order; adjacent chunks with the same owner form one run."""
         runs: list[tuple[int, range]] = []
         for start, stop, owner in zip(self.starts.tolist(), self.stops.tolist(), self.owners.tolist(), strict=True):
             follows = runs and runs[-1][0] == owner

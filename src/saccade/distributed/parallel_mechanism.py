@@ -1,4 +1,4 @@
-"""ParallelMechanism: run a mechanism in parallel on many ranks that each store some of the keys."""
+"""ParallelMechanism: run a mechanism in parallel on many ranks, each of which stores some of the keys."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ParallelMechanism(Mechanism):
         self.mechanism._load_from_state_dict(*args)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Raise, because mechanisms that run across ranks only process full sequences."""
+        """Raise an error, because mechanisms that run across ranks process only full sequences."""
         reason = "only whole sequences run over ranks, and a cache adds new rows"
         hint = "sharded_cache(model, cp) decodes over ranks with a model that was not parallelized"
         raise unsupported("a cache", [reason], hint=hint)
@@ -184,21 +184,21 @@ def _reasons_against(mechanism: Mechanism) -> list[str]:
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
         return [f"{name} needs all keys at once, which no rank has"]
     if isinstance(mechanism, DeltaProduct | RWKV7):
-        return [f"a token takes several steps in {name}, and states go from rank to rank between tokens of one step"]
+        return [f"a token takes several steps in {name}, but ranks pass on states only between tokens of one step"]
     if isinstance(mechanism, TopK) and not (mechanism.block_size == 1 and type(mechanism.scorer) is DotProducts):
-        return ["it selects by columns of keys, which differ between ranks; DotProducts of single keys does not"]
+        return ["it selects by columns of keys, which differ between ranks; TopK(k), with blocks of one key, does not"]
     if isinstance(mechanism, Performer) and mechanism.redraw is not None:
-        return ["it draws new features after a number of calls, and a rank makes several calls for one"]
+        return ["it draws new features after a number of calls, but a rank makes more calls than one process"]
     return []
 
 
 def _shapes(query: Tensor, key: Tensor) -> str:
-    """Return the shapes of query and key without the number of rows, because ranks may have different numbers."""
+    """Return the shapes of query and key as text, without the number of rows, which may differ between ranks."""
     return f"{query.dtype} {[(*x.shape[:2], x.shape[3]) for x in (query, key)]}"
 
 
 def _check_positions(name: str, given: GivenPositions, expected: Tensor, batch: int) -> None:
-    """Raise unless the positions passed by the caller are those of this rank's rows, in all batch items."""
+    """Raise an error unless the caller passed the positions of this rank's rows, in all batch items."""
     if given is None:
         rule, hint = "be given, for this rank's rows", "positions=cp.positions(seq_len)"
         raise value_error(name, rule, None, hint=hint)

@@ -130,7 +130,10 @@ def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
 
 
 class _Open(NamedTuple):
-    """A mask segment under construction: its first row, the key ranges of its first and last rows, and their shift."""
+    """A mask segment under construction: its first row, the key ranges of its first and last rows, and the step.
+
+    The step is how far the first and the last key move from one row to the next; None while there is one row.
+    """
 
     row: int
     first: tuple[int, int]
@@ -185,7 +188,7 @@ def _keys(mask: Mask, start: int, stop: int, seq_len: int) -> list[list[tuple[in
 
 
 def _ranges(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
-    """Return sorted key ranges with adjacent ranges joined."""
+    """Return the key ranges in order, with adjacent ranges joined and empty ranges removed."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(zip(starts.tolist(), ends.tolist(), strict=True)):
         if start < end and joined and joined[-1][1] == start:

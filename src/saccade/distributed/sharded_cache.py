@@ -64,7 +64,7 @@ class ShardedCache(KVCache):
         return self._state["value"][:, :, : len(self.own)] if self._state else None
 
     def advance(self, call: Call) -> Tensor:
-        """Attend to the keys on this rank, then merge the results of all ranks."""
+        """Store this rank's new keys, attend to all keys on this rank, and merge the results of all ranks."""
         cp, start = self.cp, self.length
         stop = start + call.key.shape[2]
         if call.dropout_p or (torch.is_grad_enabled() and call.needs_graph):
@@ -94,11 +94,11 @@ class ShardedCache(KVCache):
         return out.to(call.query.dtype)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> Never:
-        """Raise, because a prefix must be passed to `attend`, like all other tokens."""
+        """Raise an error, because a prefix must be passed to `attend`, like all other tokens."""
         raise unsupported("a prefix", ["each rank has only a part"], hint="attend(...) accepts a prefix")
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Raise, because a saved file would contain only one rank's part of the cache."""
+        """Raise an error, because a saved file would contain only one rank's part of the cache."""
         reason = "each rank has only a part, so a file would be incomplete"
         raise unsupported("saving", [reason], hint="KVCache() on one process can be saved")
 

@@ -1,4 +1,4 @@
-"""Pass recurrent states from rank to rank, and their gradients back."""
+"""Pass recurrent states from rank to rank, and pass their gradients back."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class CarriedMatrix(Matrix):
         return self._like.kv_heads
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        """Raise, because the weights of keys on other ranks are not computed on this rank."""
+        """Raise an error, because the weights of keys on other ranks are not available on this rank."""
         reason = "over ranks, a state summarizes all earlier keys, so individual weights are not available"
         raise unsupported("weights", [reason], hint="use one process: mechanism(query, key)")
 
@@ -232,7 +232,7 @@ class CarriedMatrix(Matrix):
             raise unsupported(type(self._like).__name__, [reason])
         rows = [self._rows_of_run(run, value[:, :, run.rows]) for run in self._runs]
         self._channel.wait()
-        if not rows:  # an empty result that belongs to the graph, as on other ranks
+        if not rows:  # an empty result that is part of the graph, as on other ranks
             return value.new_zeros(*self.shape[:3], value.shape[3]) + value.sum()
         return torch.cat(rows, 2)
 

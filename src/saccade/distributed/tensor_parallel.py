@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from saccade.nn import FeedForward, MultiHeadAttention
+from saccade.nn import DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.base_layer import AttentionLayer
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int, check_type
@@ -54,6 +54,8 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
         prefix, label = f"{name}." if name else "", name or type(model).__name__
         if isinstance(part, AttentionLayer):
             reasons += [f"{label}: {why}" for why in _reasons_against(part, degree)]
+        if isinstance(part, DecoderStack) and part.value_weights is not None:
+            reasons.append(f"{label}: its value_weights would get the gradient of each rank's heads only")
         if isinstance(part, MultiHeadAttention) and part.num_kv_heads:
             shared = part.num_kv_heads < degree
             keys: ParallelStyle = SharedHead(part.num_kv_heads) if shared else ColwiseParallel()

@@ -1,4 +1,4 @@
-"""Run transformers models across ranks: their attention function, and masks of the full sequence."""
+"""Run transformers models across ranks, with an attention function for local rows and masks of the full sequence."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class _Attention:
     def before(
         self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Add the positions of the local rows to a model call, and gather the documents and padding of all rows."""
+        """Add the positions of the local rows to a model call, and gather documents and padding from all ranks."""
         signature = inspect.signature(model.forward)
         arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
         for name, parameter in signature.parameters.items():
@@ -148,7 +148,7 @@ class _Attention:
         return (), arguments | ({"use_cache": False} if "use_cache" in signature.parameters else {})
 
     def after(self, model: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Raise if the model returns a pooled vector, which would cover only this rank's rows."""
+        """Raise an error if the model returns a pooled vector, which would cover only this rank's rows."""
         pooled = [name for name in _POOLED if getattr(out, name, None) is not None]
         if pooled:
             reason = f"{pooled[0]} combines all tokens, but each rank has only a part"
@@ -190,7 +190,7 @@ class _Attention:
         device: torch.device | str = "cpu",
         **kwargs: Any,
     ) -> LazyMask:
-        """Return the mask of the full sequence; the arguments are those of transformers' mask functions."""
+        """Return the mask of the full sequence; transformers calls this as its mask function."""
         del kwargs  # they hold positions that treat this rank's rows as the full sequence
         sequence = self.sequence
         if sequence is None:
@@ -257,7 +257,7 @@ def _lengths(ids: Tensor) -> list[list[int]] | None:
         starts = [index for index, number in enumerate(row) if number == 0]
         lengths = [stop - start for start, stop in itertools.pairwise([*starts, len(row)])]
         if row != [number for length in lengths for number in range(length)]:
-            reason = "position_ids are neither those of the whole sequence nor of texts that count from 0"
+            reason = "position_ids neither count the whole sequence nor restart at 0 with each text"
             raise unsupported("position_ids", [reason], hint="leave them out, or shard those of the whole batch")
         items.append(lengths)
     return items

@@ -1,3 +1,3 @@
-"""Computation of attention from checked inputs: kernels, bias terms and NaN containment. Internal to the library."""
+"""Computation of attention from checked inputs: kernels, bias terms and NaN containment. This package is internal."""
 
 __all__: list[str] = []

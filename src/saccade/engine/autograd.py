@@ -1,4 +1,4 @@
-"""Autograd functions for kernels that define a backward pass: first and second derivatives, and `vmap`."""
+"""Autograd functions for kernels that define a backward pass. They support second derivatives and `vmap`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def differentiable(
 def twice_differentiable(
     inputs: AttentionInputs, value: Tensor, out: Tensor, lse: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a kernel's output and lse unchanged, but make their gradients differentiable a second time."""
+    """Return a kernel's output and lse unchanged, but with gradients that can be differentiated again."""
     if not out.requires_grad:
         return out, lse
     again, *others = _Redifferentiable.apply(inputs.emptied(), out, lse, *inputs.sources(value))
@@ -67,7 +67,7 @@ def twice_differentiable(
 
 
 class _Redifferentiable(torch.autograd.Function):
-    """Autograd function that uses the kernel's backward pass, or `tiled` where second derivatives are needed."""
+    """Autograd function that uses the kernel's backward pass, or that of `tiled` if second derivatives are needed."""
 
     @staticmethod
     def forward(
@@ -135,7 +135,7 @@ def _save_for_backward(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Te
 
 
 class _TransformedProduct(_Product):
-    """Variant of `_Product` with ``setup_context``, which transforms require. It is slower to call."""
+    """Variant of `_Product` with ``setup_context``, which ``torch.func`` transforms require. It is slower to call."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ class _BackwardPass(torch.autograd.Function):
         again = torch.is_grad_enabled() and not is_transformed()
         second = _second_derivatives if again or not is_transformed() else _SecondDerivatives.apply
         *of_sources, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
-        # None for the output and the lse: the gradients of the sources already include the paths through them.
+        # Return None for the output and the lse, since the gradients of the sources include the paths through them.
         return None, None, None, None, None, None, of_out, of_lse, *of_sources
 
     @staticmethod
@@ -239,7 +239,7 @@ def _second_derivatives(
     create_graph: bool,
     *tensors: Tensor | None,
 ) -> Tensors:
-    """Return a kernel's second derivatives, with respect to the source tensors, ``grad_out`` and ``grad_lse``."""
+    """Return the second derivatives of a kernel with respect to the source tensors, ``grad_out`` and ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
     assert lse is not None
     assert grad_out is not None
@@ -292,7 +292,7 @@ class _SecondDerivatives(torch.autograd.Function):
 def folded_into_batch(
     inputs: AttentionInputs, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """Fold the axis mapped by `vmap` into the batch, and return the new inputs and their source tensors."""
+    """Fold the axis that `vmap` maps into the batch, and return the resulting inputs and source tensors."""
     reasons = []
     if inputs.rule.shape[0] > 1:
         reasons.append("vmap cannot repeat a mask that differs between batch items")
@@ -317,7 +317,7 @@ def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int)
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Fold a tensor's axis that `vmap` maps (``size`` samples) into the batch axis."""
+    """Fold the axis of a tensor that `vmap` maps, with ``size`` samples, into the batch axis."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

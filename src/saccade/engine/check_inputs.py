@@ -1,4 +1,4 @@
-"""Checks of the arguments of attention: query, key, value, bias, score, scale, softcap and sink."""
+"""Checks of the arguments that a user passes to attention, and their conversion to the form that kernels use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FOR_FEWER = {
 
 
 def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[int, int, int, int]:
-    """Check that query and key match, and return the attention matrix's shape, ``(batch, heads, q_len, kv_len)``."""
+    """Check that query and key match. Return the shape of the attention matrix, ``(batch, heads, q_len, kv_len)``."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         for name, x in (("query", query), ("key", key)):
             check_type(name, x, Tensor, "be a tensor")
@@ -72,7 +72,7 @@ def as_score(score: Score | ScoreMod) -> Score:
         return score
     if callable(score) and not isinstance(score, type | Mask | Bias):
         return Modified(score)
-    hint = "see saccade.scores; pass a mask as mask=, and a tensor or a term by distance as bias="
+    hint = "see saccade.scores; pass a mask as mask=, and a tensor or a position bias as bias="
     got = score.__name__ if isinstance(score, type) else kind(score)
     rule = "be a saccade Score, a function (score, b, h, q, kv) -> score, or None"
     raise type_error("score", rule, got, hint=hint)
@@ -117,7 +117,7 @@ def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -
 
 
 def checked_scale(scale: float | None) -> float:
-    """Check the scale and return it as a finite number. None becomes 1; it occurs only if every score is 0."""
+    """Check the scale and return it as a finite number. None, passed only if every score is 0, becomes 1."""
     return 1.0 if scale is None else check_number("scale", scale)
 
 
@@ -146,14 +146,14 @@ def bias_term(
     origin: tuple[int, int],
     scale: float,
 ) -> Term:
-    """Check the user's bias and return it as a `Term`.
+    """Check the user's bias and convert it to a `Term`.
 
     Args:
-        bias: a tensor that broadcasts to the matrix, or a `Bias`, which depends on distances.
+        bias: a tensor that broadcasts to the attention matrix, or a `Bias`, which depends on distances.
         query: the user's query tensor.
         shape: (batch, heads, q_len, kv_len).
         rule, origin: as `saccade.engine.positions.positioned_mask.resolve_positions` returns them.
-        scale: factor by which the scores are multiplied.
+        scale: factor that multiplies the scores.
     """
     if isinstance(bias, Bias):
         return distance_term(bias, query, shape, rule, origin, scale)

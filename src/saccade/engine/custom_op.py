@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from saccade.engine import autograd, nonfinite, onnx_form, second_order
+from saccade.engine import autograd, dropout, nonfinite, onnx_form, second_order
 from saccade.engine import dispatch as eager
 from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.bias.relative import DistanceTerm
@@ -57,14 +57,14 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = e
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor | None]:
-    """Run `saccade.engine.dispatch.attend` as a custom operator. If that is impossible, run it outside of the graph."""
+    """Run `saccade.engine.dispatch.attend` as a custom operator or, if that is impossible, outside of the graph."""
     if is_autocast(inputs.query):
         value = autocast(value, inputs.dtype)
         with without_autocast(inputs.device):
             return attend(inputs, value, request)
     impl = request.impl
     check_value(value, inputs.query, inputs.key, inputs.dtype)
-    eager.check_dropout(request.dropout_p, request.seed)
+    dropout.check(request.dropout_p, request.seed)
     value = value.to(inputs.query.dtype)
     if inputs.query.is_meta:
         return eager.postprocessed(inputs, *autograd.empty_results(inputs, value))
@@ -92,11 +92,11 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
     """Return the reasons why attention cannot run as a custom operator of a traced program; empty if it can."""
     why = []
     if encode(inputs.rule) is None:
-        instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
+        instead = "a frozen dataclass of numbers, strings, tensors and masks can be"
         what = "a function, which" if inputs.rule.calls_functions else f"a {type(inputs.rule).__name__}, which"
         why.append(f"its mask is {what} cannot be serialized: {instead}")
     if impl not in KERNELS:
-        why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is not an operation of its own')
+        why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" cannot be one operation of a graph')
     if encode(inputs.tile_function) is None:
         instead = "a function at the top level of a module can be, or a frozen dataclass with __call__"
         why.append(f"its score uses a function that cannot be serialized: {instead}")
@@ -165,7 +165,7 @@ class _OperatorArguments(NamedTuple):
 
     @property
     def wants_bias(self) -> bool:
-        """True if the bias needs a gradient. This is an argument because autograd is off inside the operator."""
+        """Whether the bias needs a gradient, passed as an argument because autograd is off inside the operator."""
         return bool(self.program[4])
 
     @property
@@ -208,7 +208,7 @@ class _OperatorArguments(NamedTuple):
 
 
 class OperatorInputs(NamedTuple):
-    """Checked inputs and request of a custom operator call in a traced program."""
+    """Checked inputs and request of a call to the custom operator in a traced program."""
 
     inputs: AttentionInputs
     value_dim: int
@@ -216,7 +216,7 @@ class OperatorInputs(NamedTuple):
 
 
 def operator_inputs(arguments: Sequence[Any]) -> OperatorInputs:
-    """Rebuild inputs and request from the arguments of the custom operator or its backward operator."""
+    """Rebuild inputs and request from the arguments of the custom operator or of its backward operator."""
     call = _OperatorArguments(*arguments[: len(_OperatorArguments._fields)])
     return OperatorInputs(call.inputs(), call.value.shape[3], Request(call.numbers[2], call.kernel_name))
 
@@ -236,7 +236,7 @@ class _WithGradients:
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
-    """Return the inputs without an all-zero bias, which a float mask in a traced program may produce."""
+    """Rebuild the inputs, but drop an all-zero bias, which a float mask in a traced program may produce."""
     inputs = call.inputs()
     is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
     return inputs.replaced(bias=None) if is_zero else inputs
@@ -309,7 +309,7 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 
 
 def _of_tensors(grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Pad the gradients with None to one per tensor; only the first tensors have gradients."""
+    """Pad the custom operator's gradients with None to one per tensor. Only the first tensors have gradients."""
     return [*grads, *(None,) * (len(tensors) - len(grads))]
 
 

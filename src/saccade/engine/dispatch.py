@@ -33,8 +33,8 @@ _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 DEFAULT = Request()
 _TILED = Tiled()
 KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Sdpa(), Varlen(), Flex(), _TILED, Reference())
-"""All kernels, in the order that "auto" tries them. The tiled kernel supports nearly all inputs, so "auto" rarely
-reaches the reference."""
+"""All kernels, in the order in which "auto" tries them. The tiled kernel supports nearly all inputs, so "auto" rarely
+reaches the reference kernel."""
 
 
 def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel:
@@ -74,7 +74,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 
 def reasons_to_skip(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return the reasons why ``impl="auto"`` skips the other kernels; empty if the kernel was requested by name."""
+    """Return the reasons why ``impl="auto"`` skips each other kernel; empty if the kernel was requested by name."""
     skipped: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return skipped
@@ -100,7 +100,7 @@ def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdi
 
 
 def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
-    """Return the kernel that ``impl`` names. Raise an error if the kernel cannot run the inputs."""
+    """Return the kernel that ``impl`` names, or raise an error if it cannot run the inputs."""
     impl = request.impl
     matches = [impl] if isinstance(impl, Kernel) else [kernel for kernel in KERNELS if kernel.name == impl]
     if not matches:
@@ -129,7 +129,7 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = D
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor | None]:
     """Compute the attention output and the lse, which may be None unless ``request.needs_lse`` is set.
 
-    Some kernels are faster when they need not return the lse.
+    Some kernels are faster if they do not have to return the lse.
     """
     if any_autocast() and is_autocast(inputs.query):
         # Projections have been cast by now. Scores and softmax are always computed in float32 or wider.
@@ -141,7 +141,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
     check_value(value, inputs.query, inputs.key, inputs.dtype)
     dropout_p, _, seed, _, _ = request
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
-        check_dropout(dropout_p, seed)
+        dropout.check(dropout_p, seed)
     if value.dtype != inputs.query.dtype:  # the score prepared query and key in float32
         value = value.to(inputs.query.dtype)
     inputs = inputs.current() if inputs.is_live else inputs
@@ -222,12 +222,6 @@ def _run_by_autograd(
         raise unsupported("vmap", [reason], hint='impl="auto" has dropout under vmap')
     out, lse = of_all_samples(inputs, partial(nonfinite.forward, kernel), value)
     return out, lse
-
-
-def check_dropout(dropout_p: float, seed: int | None) -> None:
-    """Raise an error unless the dropout probability and the seed are valid."""
-    dropout.check(dropout_p)
-    dropout.check_seed(seed)
 
 
 def postprocessed(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

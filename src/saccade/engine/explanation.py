@@ -23,10 +23,10 @@ class Explanation:
         kernel: name of the kernel that runs.
         skipped: the reasons why each of the other kernels does not run; empty if the kernel was requested by name.
         shape: (batch, heads, q_len, kv_len).
-        seen: result of the kernel's first-use check on this device; empty for kernels that need no check.
+        seen: result of the kernel's first-use check on this device; empty for kernels that need no such check.
         mask: the mask as text, including the pattern recognised in a bool tensor.
-        window: number of visible keys of each window in the mask, as text (`Window` does not count the query's own
-            key); empty without a window.
+        window: number of visible keys of each window in the mask, as text, including the query's own key (which
+            `Window` does not count); empty without a window.
         tiles: number of boxes of ``[batch, heads, q_len, kv_len]`` that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, over batch and heads. It includes pairs that
             are computed together with allowed ones and then masked. For a causal mask, the fused kernel skips the
@@ -107,7 +107,7 @@ class Explanation:
 
 
 def _windows(mask: Mask) -> str:
-    """Return the size in keys of each window in a mask, as text; empty if the mask has no window."""
+    """Return the number of visible keys of each window in a mask, as text; empty if the mask has no window."""
     counts = sorted({atom.keys for atom in mask.atoms() if isinstance(atom, Window) and atom.keys is not None})
     if not counts:
         return ""

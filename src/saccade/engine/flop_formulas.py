@@ -1,4 +1,4 @@
-"""FLOPs of the attention operator, for ``torch.utils.flop_counter.FlopCounterMode``."""
+"""FLOP formulas of the attention operator, for ``torch.utils.flop_counter.FlopCounterMode``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.engine.custom_op import operator_inputs
 
 
 def visible_pairs(arguments: tuple[Any, ...]) -> int:
-    """Return the number of query-key pairs that the mask of an operator call allows, over batch and heads.
+    """Return the number of query-key pairs that the mask of an operator call allows, summed over batch and heads.
 
     Under ``FakeTensorMode``, the mask's tensors have no values, so every pair counts.
     """

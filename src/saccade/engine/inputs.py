@@ -42,7 +42,7 @@ _FULL, _NOTHING = Full(), torch.empty(0)
 
 
 class _Planned:
-    """A descriptor that computes the plan of the inputs on first use. It is a `cached_property` without a lock."""
+    """A descriptor that computes the plan of the inputs on first use, like a `cached_property` without a lock."""
 
     def __get__(self, inputs: AttentionInputs, kind: type) -> Plan:
         plan = inputs.__dict__["plan"] = plan_of(inputs.rule, inputs.shape, *inputs.origin)
@@ -54,8 +54,8 @@ class AttentionInputs:
     """The checked inputs of attention: query, key, mask, bias and options. Nothing is computed yet.
 
     They define the scores: ``modify(softcap(scale * score(query, key))) + bias`` for allowed pairs, -inf for masked
-    ones. Kernels and statistics read only this class: arguments have been checked and positions translated to indices.
-    The fields are tensors, never modules: `of` applies score modules and reads the tables of biases.
+    pairs. Kernels and statistics read only this class, in which arguments are checked and positions translated to
+    indices. The fields contain tensors, never modules: `of` applies score modules and reads the tables of biases.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len).
@@ -73,8 +73,8 @@ class AttentionInputs:
         modification: the user's score function, called after scale and softcap; None if there is none.
         row_positions: positions of the rows if they are permuted, int64 ``[q_len]``; None if they are not.
         is_live: whether the mask reads tensors that may change between two products; see `current`.
-        fingerprints: hashes of the results of the mask's functions in the forward pass, by tile. The backward pass
-            checks that it gets the same results.
+        fingerprints: hashes of the results of the mask's functions in the forward pass, by tile, so that the backward
+            pass can check that it gets the same results.
     """
 
     shape: tuple[int, int, int, int]
@@ -110,7 +110,7 @@ class AttentionInputs:
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> AttentionInputs:
-        """Check the arguments of `saccade.attention` and return them as inputs."""
+        """Check the arguments of `saccade.attention` and convert them to inputs."""
         if any_autocast():
             query, key = autocast(query), autocast(key)
         score = None if score is None else as_score(score)
@@ -165,7 +165,7 @@ class AttentionInputs:
         return inputs
 
     def current(self) -> AttentionInputs:
-        """Return inputs that reflect the current contents of the mask's tensors. Patterns and plan are recomputed."""
+        """Return inputs for the current contents of the mask's tensors, with new patterns and a new plan."""
         if not self.is_live:
             return self
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
@@ -183,7 +183,7 @@ class AttentionInputs:
 
     @property
     def row_plan(self) -> Plan:
-        """A plan that has each row in exactly one tile: `plan` itself, unless its tiles overlap."""
+        """A plan in which each row is in exactly one tile: `plan` itself, unless its tiles overlap."""
         return plan_of(self.rule, self.shape, *self.origin, True) if self.plan.overlaps else self.plan
 
     @property
@@ -205,23 +205,23 @@ class AttentionInputs:
 
     @property
     def is_plain(self) -> bool:
-        """True if scores are scaled dot products, with or without a softcap."""
+        """Whether scores are scaled dot products, with or without a softcap."""
         return self.tile_function is None and self.bias is None and self.modification is None
 
     @property
     def captured(self) -> tuple[Tensor, ...]:
-        """Tensors that a user's score function reads and that need gradients."""
+        """Tensors that a user's score function captures and that need gradients."""
         return () if self.modification is None else self.modification.leaves
 
     @property
     def everything(self) -> Tile:
-        """A tile that covers the full score matrix."""
+        """A single tile that covers the full score matrix."""
         batch, heads, q_len, kv_len = self.shape
         keys = ColumnRange(range(kv_len), True if self.plan.is_full else "all pairs")
         return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
 
     def replaced(self, **changes: Any) -> AttentionInputs:
-        """Return the inputs with the given fields replaced. The plan is reused unless mask, shape or origin change."""
+        """Return the inputs with some fields replaced. The plan is reused unless mask, shape or origin change."""
         other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
         if "rule" in changes or "shape" in changes or "origin" in changes:  # a form that a compiler can trace
@@ -280,7 +280,7 @@ def _refused_at_positions(x: Tensor, name: str) -> Exception:
 
 
 def _first_pair(rule: Mask, origin: tuple[int, int], query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
-    """Return batch index, head and positions of the first query and the first key, int64 ``[1, 1, 1, 1]`` each."""
+    """Return the first pair: batch item, head, query position and key position, int64 ``[1, 1, 1, 1]`` each."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=query.device)
     if isinstance(rule, PositionedMask) and query.numel() and key.numel():
         q, kv = rule.positions(zero, zero, zero)

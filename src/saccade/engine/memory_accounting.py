@@ -1,4 +1,4 @@
-"""Memory accounting: peak bytes, either added up in a simulation or measured on a small part of a computation."""
+"""Memory accounting: peak bytes, computed by simulation or measured on a small part of a computation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from saccade.plan import ColumnRange, Plan, Tile
 
 
 class MemoryUse(NamedTuple):
-    """Peak bytes of one stage of a computation, including the result, and the bytes of the result."""
+    """The peak bytes of one stage of a computation, including its result, and the bytes of the result."""
 
     most: int
     left: int
@@ -29,7 +29,7 @@ class Cost(NamedTuple):
 
     Attributes:
         tiles: number of tiles of the plan that the kernel computes.
-        pairs: number of query-key pairs whose scores the kernel computes, over batch and heads.
+        pairs: number of query-key pairs whose scores the kernel computes, summed over batch and heads.
         held: peak bytes without the inputs, and the bytes of output and lse.
     """
 
@@ -39,31 +39,31 @@ class Cost(NamedTuple):
 
 
 def bytes_widened(entries: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the float32 copy that torch creates to sum a half-precision tensor; 0 for other dtypes."""
+    """Return the bytes of the float32 copy that torch makes to sum a half-precision tensor; 0 for other dtypes."""
     return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
 class Ledger:
-    """A memory account: current and peak bytes of a run that is only simulated."""
+    """A memory account of a simulated run, with its current and peak bytes."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
 
     def allocate(self, size: float) -> None:
-        """Add allocated bytes to the current total."""
+        """Add allocated bytes to the current bytes."""
         self.now += int(size)
         self.most = max(self.most, self.now)
 
     def free(self, size: float) -> None:
-        """Subtract freed bytes from the current total."""
+        """Subtract freed bytes from the current bytes."""
         self.now -= int(size)
 
     def touch(self, size: float) -> None:
-        """Account for bytes that are allocated and freed again immediately."""
+        """Account for bytes that are allocated and then freed immediately."""
         self.most = max(self.most, self.now + int(size))
 
     def step(self, held: MemoryUse) -> None:
-        """Account for one stage of a computation: the peak, and the result that stays allocated."""
+        """Account for one stage of a computation, whose result stays allocated."""
         self.touch(held.most)
         self.allocate(held.left)
 
@@ -76,7 +76,7 @@ class Ledger:
 
 
 def counted(run: Callable[[], object]) -> MemoryUse:
-    """Run a function and return the peak bytes of its tensors and the bytes of its result. Inputs are not counted."""
+    """Run a function, and return the peak bytes of the tensors that it creates and the bytes of its result."""
     with Watch() as watch:
         result = run()
     left = watch.now
@@ -102,7 +102,7 @@ class Watch(TorchDispatchMode):
         return results
 
     def note(self, results: object, inputs: object) -> None:
-        """Count the storages of an operation's results, except storages shared with the operation's inputs."""
+        """Count the storages of an operation's results, except those shared with the operation's inputs."""
         known = {id(x.untyped_storage()) for x in tree_leaves(inputs) if isinstance(x, Tensor)}
         for x in tree_leaves(results):
             if isinstance(x, Tensor):
@@ -130,7 +130,7 @@ _SHARES = 8  # shares of partial columns are rounded up to multiples of 1 / _SHA
 
 
 class Probe:
-    """A probe that measures on a small part of a tile how many bytes a function would allocate for the full tile.
+    """A probe that estimates how many bytes a function allocates for a tile by measuring a small part of the tile.
 
     Queries and keys are replaced by zeros that take no memory.
 
@@ -145,7 +145,7 @@ class Probe:
         self._measured: dict[Hashable, tuple[float, float]] = {}
 
     def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> MemoryUse:
-        """Return the peak bytes of ``run`` on a tile, in proportion to the tile's pairs. Each name is measured once."""
+        """Return the memory use of ``run`` on a tile, scaled up from a part. Similar tiles are measured only once."""
         if tile.height * tile.width == 0:
             return MemoryUse(0, 0)
         copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
@@ -163,7 +163,7 @@ class Probe:
 
 
 def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
-    """Replace the inputs' tensors with zeros, on the CPU if the original tensors have no memory."""
+    """Replace the tensors of the inputs by zeros without memory, on the CPU instead of the meta device."""
 
     def zeros(x: Tensor, width: int | None = None) -> Tensor:
         shape = x.shape if width is None else (*x.shape[:-1], width)
@@ -179,14 +179,14 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a cache key for tiles that need similar memory per pair: shares of partial columns, and strides."""
+    """Return a cache key that is equal for tiles with similar memory per pair: shares of partial columns, strides."""
     undecided = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(undecided), max(undecided, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
 
 
 def _small_part(tile: Tile, copies: int) -> Tile:
-    """Return a small part of a tile to measure memory on: some rows, and a share of the columns of each range."""
+    """Return a small part of a tile for measuring memory, with some rows and a share of each range of columns."""
     side = max(16, min(_SIDE, math.isqrt(_ENTRIES // copies)))
     share = min(1.0, side / tile.width)
     columns = tuple(

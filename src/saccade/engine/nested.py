@@ -1,4 +1,4 @@
-"""Nested tensors as packed sequences: a single sequence contains all items, and a mask separates them.
+"""Nested tensors as packed sequences: one sequence contains all items, which a mask separates.
 
 Both of torch's layouts, jagged and strided, are supported. Axis legend: items B · tokens of all items T.
 """
@@ -26,7 +26,7 @@ def is_nested(*tensors: object) -> bool:
 
 
 def check_dense(**tensors: object) -> None:
-    """Raise an error for nested tensors in functions that support only dense tensors.
+    """Raise an error for nested tensors, in functions that support only dense tensors.
 
     Raises:
         UnsupportedError: one of the tensors is nested.
@@ -52,11 +52,11 @@ def check_nested(mask: object, bias: object, score: object, **others: object) ->
     if isinstance(score, Modified) or (callable(score) and not isinstance(score, Score)):
         reasons.append("score= is a function of items and positions, which packing changes")
     if reasons:
-        raise unsupported("a nested tensor", reasons, hint="torch.nested.to_padded_tensor(x, 0.0) is a dense one")
+        raise unsupported("a nested tensor", reasons, hint="torch.nested.to_padded_tensor(x, 0.0) is a dense tensor")
 
 
 class Nested(NamedTuple):
-    """The nested query, key and value of one call in packed form, and how to unpack the result.
+    """The nested query, key and value of one call to attention, packed into sequences that can be unpacked.
 
     Attributes:
         query, key, value: all items concatenated into one batch item.
@@ -75,7 +75,7 @@ class Nested(NamedTuple):
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, axis: int) -> Nested:
-        """Pack the nested tensors of one call.
+        """Pack the nested tensors of one call to attention.
 
         Args:
             query, key, value: nested tensors with items ``[len, width]`` or ``[heads, len, head_dim]``.
@@ -101,11 +101,11 @@ class Nested(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Number of nested items, and their largest numbers of queries and keys."""
+        """Number of nested items, and the largest numbers of queries and keys in an item."""
         return len(self.q_lengths), max(self.q_lengths, default=0), max(self.kv_lengths, default=0)
 
     def mask(self, mask: object, heads: int) -> Mask:
-        """Return the mask of the packed sequence, which applies the user's mask to each nested item separately.
+        """Return the mask for the packed sequence, which applies the user's mask to each nested item separately.
 
         Args:
             mask: anything that `as_mask` accepts, except a tensor.
@@ -125,7 +125,7 @@ class Nested(NamedTuple):
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Keyword arguments for positions in the packed sequence, int64 ``[T]``; empty if defaults apply."""
+        """Keyword arguments with positions in the packed sequence, int64 ``[T]``; empty if defaults apply."""
         if self.q_lengths == self.kv_lengths:
             return {}
         device, longest = self.query.device, self._blocks
@@ -134,7 +134,7 @@ class Nested(NamedTuple):
         return {name: _at_end(item_lengths, longest).to(device) for name, item_lengths in lengths.items()}
 
     def item_positions(self) -> tuple[Tensor, Tensor]:
-        """Return each token's position within the nested item, int64 ``[T]``. The last query is at the last key."""
+        """Return query and key positions within nested items, int64 ``[T]``, with the last query at the last key."""
         pairs = (self.q_lengths, self.kv_lengths)
         each = [
             torch.cat([torch.arange(block - n, block) for n, block in zip(lengths, self._blocks, strict=True)])
@@ -159,11 +159,11 @@ class Nested(NamedTuple):
 
     @property
     def _blocks(self) -> tuple[int, ...]:
-        """Length of each nested item in the packed sequence."""
+        """Number of positions that each nested item takes in the packed sequence."""
         return tuple(map(max, self.q_lengths, self.kv_lengths))
 
     def _table(self) -> Tensor:
-        """Return each packed position's nested item, and the start of the item's keys, int64 ``[2, len]``."""
+        """Return the nested item at each packed position, and where the item's keys start, int64 ``[2, len]``."""
         rows, start = [], 0
         for item, (block, kv_len) in enumerate(zip(self._blocks, self.kv_lengths, strict=True)):
             rows.append(torch.tensor([[item], [start + block - kv_len]]).expand(2, block))
@@ -195,6 +195,6 @@ def _packed(name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _at_end(lengths: tuple[int, ...], blocks: tuple[int, ...]) -> Tensor:
-    """Return the packed positions of the nested items' tokens, aligned with the end of each item's block."""
+    """Return the packed positions of all tokens of nested items, aligned with the end of each item's block."""
     ends = torch.tensor(blocks).cumsum(0).tolist()
     return torch.cat([torch.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)])

@@ -1,9 +1,9 @@
 """Containment of NaN and inf: they must not spread between a query and a key that the query may not attend to.
 
-In a matrix product 0 * NaN is NaN, so masking alone does not contain them. Kernels therefore run on inputs whose
-non-finite rows are zeroed and masked. Afterwards the affected queries are set to NaN: those that may attend to such a
-key or value, and those that are non-finite themselves and may attend to anything. A pair whose score is -inf has
-weight 0, whatever its key and value contain.
+In a matrix product, 0 * NaN is NaN, so masking alone does not contain them. Kernels therefore run on inputs whose
+non-finite rows are zeroed and masked. Afterwards, the affected queries are set to NaN: those that may attend to such a
+key or value, and those that are non-finite themselves and have visible keys. A pair whose score is -inf has weight 0,
+regardless of its key and value.
 
 Masked keys and values may also be finite but so large that products with them overflow: inf - inf and 0 * inf are
 NaN. If no query may attend to them, attention then runs again without them, on a kernel that skips masked scores.
@@ -50,7 +50,7 @@ class Sanitized(NamedTuple):
     nan_output: Tensor
 
     def forward(self, kernel: Kernel, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Run a kernel on the cleaned inputs and return output and lse, with NaN for the affected queries."""
+        """Run a kernel on the cleaned inputs, and return output and lse with NaN for the affected queries."""
         out, lse = kernel.forward(self.inputs, self.value, dropped)
         assert lse is not None  # `forward_if_clean` runs kernels without an lse
         if isinstance(kernel, KernelWithBackward) and not is_finite(out):
@@ -61,7 +61,7 @@ class Sanitized(NamedTuple):
 def forward(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Run a kernel and return output and lse, with NaN and inf contained in the rows that may attend to them."""
+    """Run a kernel, and return output and lse with NaN and inf only in the rows that may attend to them."""
     if isinstance(kernel, KernelWithBackward):
         out, lse = kernel.forward(inputs, value, dropped)
         # A finite output contains no NaN or inf from the inputs, unless the score function could make them finite.
@@ -93,7 +93,7 @@ def _forward_by_autograd(
 
 
 def forward_if_clean(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Run a kernel that cannot mask rows. If NaN or inf could spread, return None; a different kernel must then run."""
+    """Run a kernel that cannot mask rows. If NaN or inf could spread, return None, so that another kernel runs."""
     # Check even if nothing is masked, because some kernels return finite results for a query of NaN.
     if not is_finite(inputs.query, inputs.key, value):
         return None
@@ -116,7 +116,7 @@ def backward(
     results: Backward,
     wanted: tuple[bool, ...],
 ) -> Tensors:
-    """Run a kernel's backward pass and return the gradients, with NaN and inf contained."""
+    """Run a kernel's backward pass, and return gradients in which NaN and inf are contained."""
     if not _is_plain(inputs, value, results.lse):
         inputs, value, results = _sanitized_inputs(kernel, inputs, value, dropped, results)
     grads = kernel.backward(inputs, value, dropped, results, wanted)
@@ -129,12 +129,12 @@ def backward(
 def contained(
     inputs: AttentionInputs, value: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
 ) -> tuple[AttentionInputs, Tensor, Tensor, Tensor | None]:
-    """Return the inputs for a differentiable backward pass, with NaN and inf contained.
+    """Return inputs and upstream gradients for a differentiable backward pass, with NaN and inf contained.
 
     Args:
         inputs, value: those of the forward product.
         lse: log-sum-exp of the forward product; NaN for rows whose bias contains NaN.
-        grad_out, grad_lse: gradients of the results. They are zeroed for rows that are NaN.
+        grad_out, grad_lse: upstream gradients. They are zeroed for rows that are NaN.
     """
     inputs, value = _without_large_values(inputs, value) or (inputs, value)
     nan_rows = lse.isnan()
@@ -150,7 +150,7 @@ def contained(
 def _sanitized_inputs(
     kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, results: Backward
 ) -> tuple[AttentionInputs, Tensor, Backward]:
-    """Return inputs for a backward pass that keep NaN from spreading through masked pairs or empty rows."""
+    """Return inputs and results for a backward pass in which NaN cannot spread through masked pairs or empty rows."""
     # A finite output does not imply that masked rows are finite: in a backward pass, 0 * NaN and 0 * inf would spread.
     # Nor do finite inputs suffice: a visible bias may be NaN, and then all weights of its row are NaN.
     nan_rows = results.lse.isnan()
@@ -180,7 +180,7 @@ def _forward_again(
     dropped: Dropped | None,
     results: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Run the kernel again if NaN may come from overflow at masked pairs. If not, return the earlier results."""
+    """Run the kernel again if overflow at masked pairs may have caused NaN; otherwise, return the earlier results."""
     instead = _rerun_after_overflow(kernel, inputs, value)
     return results if instead is None else instead[0].forward(*instead[1:], dropped)
 
@@ -188,7 +188,7 @@ def _forward_again(
 def _rerun_after_overflow(
     kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor
 ) -> tuple[KernelWithBackward, AttentionInputs, Tensor] | None:
-    """Return kernel and inputs for a second run if masked pairs may have overflowed. If they cannot, return None."""
+    """Return kernel and inputs for a second run if masked pairs may have overflowed; None if they cannot."""
     smaller = _without_large_values(inputs, value)
     if smaller is None and not kernel.adds_to_masked:
         return None
@@ -196,7 +196,7 @@ def _rerun_after_overflow(
 
 
 def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor] | None:
-    """Return inputs without masked keys and values that could overflow; None if there are none or any is visible."""
+    """Return inputs without masked keys and values so large that products overflow; None if none or any is visible."""
     if inputs.plan.is_full:
         return None
     most = math.sqrt(torch.finfo(inputs.compute_dtype).max) / 16
@@ -215,7 +215,7 @@ def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[Atten
 
 
 def _hide_in_bias(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor) -> MaskedTerm:
-    """Return the bias with -inf for non-finite queries and keys, which masks their scores."""
+    """Return the bias with -inf at the marked queries and keys, which masks their scores."""
     hidden = bad_key.repeat_interleave(inputs.shape[1] // bad_key.shape[1], 1)
     return MaskedTerm(inputs.bias, bad_query, hidden, inputs.query.new_zeros(1, 1, 1, 1))
 
@@ -226,19 +226,19 @@ def is_clean(inputs: AttentionInputs, *tensors: Tensor) -> bool:
 
 
 def _is_plain(inputs: AttentionInputs, value: Tensor, lse: Tensor) -> bool:
-    """Test quickly whether NaN and inf cannot spread and no row is empty. False means that further tests are needed."""
+    """Return whether a quick test shows that NaN and inf cannot spread and that no row is empty."""
     if inputs.plan.is_full:
         return lse.numel() > 0 and float(lse.amin()) > -math.inf
     return is_finite(lse, inputs.query, inputs.key, value)
 
 
 def _keeps_infinity(inputs: AttentionInputs) -> bool:
-    """Return whether scores of non-finite queries and keys stay non-finite: no softcap or function changes them."""
+    """Return whether non-finite queries and keys have non-finite scores, since no softcap or function changes them."""
     return inputs.softcap is None and inputs.tile_function is None and inputs.modification is None
 
 
 def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of the test for NaN and inf in `forward`, in addition to a kernel's results."""
+    """Return the peak bytes that the test for NaN and inf in `forward` needs in addition to a kernel's results."""
     batch, heads, q_len, kv_len = inputs.shape
     if inputs.plan.is_full:
         return 0
@@ -277,7 +277,7 @@ def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = N
 def affected_queries(
     inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the queries that NaN reaches through visible scores, and those that it reaches through visible values."""
+    """Return the queries whose visible scores are affected by NaN or inf, and the queries that see such a value."""
     _, heads, _, _ = inputs.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
@@ -306,7 +306,7 @@ def affected_queries(
 
 
 def _marked_columns(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
-    """Yield runs of adjacent columns of a tile that are marked as non-finite in ``marked``, bool ``[kv_len]``."""
+    """Yield the runs of adjacent columns of a tile that are marked as non-finite in ``marked``, bool ``[kv_len]``."""
     for strip in tile.columns:
         keys = strip.keys
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])

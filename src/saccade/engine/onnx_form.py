@@ -1,8 +1,8 @@
-"""Attention in a program that is exported to ONNX: ONNX's Attention operator, or the definition in plain operations.
+"""Attention in a program exported to ONNX: ONNX's Attention operator, or the definition in plain operations.
 
-An exported model does not contain the library's code. It cannot plan at run time, and the mask becomes a
-tensor, so memory and time are those of dense attention. `saccade.engine.custom_op` calls `attend` while
-``torch.onnx.export`` traces.
+An exported model does not contain the library's code. It cannot plan at run time, and the mask becomes a tensor, so
+memory and time are those of dense attention. `saccade.engine.custom_op` calls `attend` while ``torch.onnx.export``
+traces the program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_exporting() -> bool:
 
 
 def _target_opset() -> int:
-    """Return the opset for which ``torch.onnx.export`` exports, which only its local variables contain."""
+    """Return the opset that ``torch.onnx.export`` targets, read from its local variables for lack of another source."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -44,7 +44,7 @@ def _target_opset() -> int:
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
-    """Return the output and the lse of attention in operations that ONNX supports; the lse is None unless it is needed.
+    """Compute output and lse of attention in operations that ONNX supports; the lse is None unless it is needed.
 
     Raises:
         UnsupportedError: there is dropout, or a user's function changes the scores.
@@ -64,7 +64,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Te
 
 
 def _allowed(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
-    """Return the allowed pairs, and whether they are the same as those of ONNX's causal flag.
+    """Return the pairs that the mask allows, and whether ONNX's causal flag allows the same pairs.
 
     The pairs are bool ``[batch | 1, heads | 1, q_len, kv_len]``, or None for all pairs. ONNX's flag aligns the first
     query with the first key.
@@ -87,7 +87,7 @@ def _pairs(inputs: AttentionInputs) -> Pairs:
 
 
 def pairs_of(rule: Mask, pairs: Pairs, shape: tuple[int, int, int, int], origin: tuple[int, int]) -> Tensor:
-    """Return which pairs of indices a mask allows, in operations that a traced program can contain."""
+    """Return which of the query-key pairs a mask allows, computed by operations that a traced program can contain."""
     if isinstance(rule, And | Or):
         parts = [pairs_of(part, pairs, shape, origin) for part in rule.parts]
         return reduce(torch.logical_and if isinstance(rule, And) else torch.logical_or, parts)
@@ -102,7 +102,7 @@ def pairs_of(rule: Mask, pairs: Pairs, shape: tuple[int, int, int, int], origin:
 
 
 def _by_attention(inputs: AttentionInputs, value: Tensor, allowed: Tensor | None, is_causal: bool) -> Tensor:
-    """Return the output of ONNX's Attention operator."""
+    """Return the attention output computed by ONNX's Attention operator."""
     query, mask = inputs.query, None if is_causal else allowed
     if inputs.bias is not None:
         bias = inputs.bias.source.to(query.dtype)
@@ -115,7 +115,7 @@ def _by_attention(inputs: AttentionInputs, value: Tensor, allowed: Tensor | None
 
 
 def _by_definition(inputs: AttentionInputs, value: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the output and the lse of attention, computed from its definition."""
+    """Return the output and the lse of attention, computed by its definition."""
     wide, repeats = inputs.compute_dtype, inputs.shape[1] // inputs.key.shape[1]
     q = inputs.query.to(wide)
     k, v = (x.to(wide).repeat_interleave(repeats, 1) if repeats > 1 else x.to(wide) for x in (inputs.key, value))

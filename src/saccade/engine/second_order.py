@@ -1,7 +1,7 @@
-"""Second derivatives of attention, in torch operations: for gradient penalties, MAML and Hessians.
+"""Second derivatives of attention, in torch operations, for gradient penalties, MAML and Hessians.
 
-Kernels compute only first gradients. Autograd differentiates them here, from the definition of attention on a few
-complete rows at a time, so that no kernel needs a formula.
+Kernels compute only first gradients. Here, autograd differentiates the definition of attention twice, for a few
+complete rows at a time, so that no kernel needs formulas for second derivatives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALLED_AS = "attention"  # in errors
 
 
 class Backward(NamedTuple):
-    """Inputs and results of a product whose gradients are to be differentiated.
+    """The inputs and results of a product whose first gradients are to be differentiated.
 
     Attributes:
         inputs, value, dropped: inputs, value and dropout of the product.
@@ -45,16 +45,16 @@ class Backward(NamedTuple):
 
 
 def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_graph: bool = False) -> Tensors:
-    """Compute second derivatives: the gradients with respect to the sources, ``grad_out`` and ``grad_lse``.
+    """Compute second derivatives with respect to the sources, ``grad_out`` and ``grad_lse``.
 
     Args:
         of: the inputs and results from which the first gradients were computed.
-        grads: gradients with respect to the first gradients, one for each source, or None.
-        needed: whether the gradient is needed for each of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
+        grads: upstream gradients of the first gradients, one for each source; None for 0.
+        needed: whether the derivative is needed, for each of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
         create_graph: whether the result can be differentiated again.
 
-    Cost: several times the time of the first gradients. Memory for one block of complete rows or, with
-    ``create_graph``, for a dozen tensors of all pairs.
+    Cost: several times the time of the first gradients. Memory is needed for one block of complete rows or, with
+    ``create_graph``, for a dozen tensors with all pairs.
     """
     inputs, value, grad_out, grad_lse = contained(of.inputs, of.value, of.lse, of.grad_out, of.grad_lse)
     of = of._replace(inputs=inputs, value=value, grad_out=grad_out, grad_lse=grad_lse)
@@ -72,7 +72,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
 
 class _Slices:
-    """Slices of all tensors for one tile: query, key, value, bias, parameters, captured tensors and two gradients.
+    """Slicing of all tensors to one tile: query, key, value, bias, parameters, captured tensors and two gradients.
 
     Args:
         inputs: the checked inputs.
@@ -100,7 +100,7 @@ class _Slices:
         return [*parts, *captured, *both]
 
     def add(self, totals: list[Tensor | None], parts: Tensors) -> None:
-        """Add gradients of a tile's slices to the gradients of the full tensors in place."""
+        """Add the gradients of a tile's slices to the gradients of the full tensors in place."""
         names = ["rows", "keys", "keys", "bias", *["whole"] * (len(totals) - 6), "rows", "rows"]
         for kind, total, part in zip(names, totals, parts, strict=True):
             if total is None or part is None:
@@ -124,7 +124,7 @@ class _Slices:
 def _of_tile(
     of: Backward, slices: _Slices, tensors: Tensors, grads: Tensors, needed: Sequence[bool], create_graph: bool
 ) -> Tensors:
-    """Return the contribution of one tile's rows to the second derivatives."""
+    """Return the contribution of a tile's rows to the second derivatives."""
     with torch.enable_grad():
         captured = range(4 + len(of.inputs.parameters), len(tensors) - 2)
         leaves = [
@@ -162,7 +162,7 @@ def _gradients(
     needed: Sequence[bool],
     create_graph: bool,
 ) -> Tensors:
-    """Return `torch.autograd.grad` of all results with upstream gradients; None for leaves that are not needed."""
+    """Return the gradients of all results that have an upstream gradient; None for leaves that are not needed."""
     pairs = [
         (x, grad)
         for x, grad in zip(results, grads, strict=False)

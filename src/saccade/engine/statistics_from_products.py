@@ -1,9 +1,9 @@
-r"""Entropy and column sums of attention from products alone, for kernels without weights (FlexAttention, varlen).
+r"""Entropy and column sums of attention from products alone, for kernels that compute no weights (flex, varlen).
 
 .. math:: H_i = \mathrm{lse}_i - \sum_j A_{ij} s_{ij} = \mathrm{lse}_i - \mathrm{scale} \cdot q_i \cdot (A K)_i
 
-so one product with the keys as values gives the entropy. For column sums, exchange queries and keys and subtract the
-lse of query i from its scores. The new lse of key j is then the log of its column sum,
+Therefore, one product with the keys as values is enough for the entropy. For column sums, queries and keys are
+exchanged, and the lse of query i is subtracted from its scores. The new lse of key j is then the log of its column sum,
 :math:`\sum_i \exp(s_{ij} - \mathrm{lse}_i)`.
 """
 
@@ -24,12 +24,12 @@ from saccade.masks import Mask
 from saccade.support.torch_modes import is_plain
 
 NAMES = frozenset(["entropy", "received"])
-_KERNELS = ("varlen", "flex")  # kernels for which this is fastest: others read complete rows anyway
-_LARGEST = 64.0  # largest score: the rounding error of differences is a few times 6e-8 of it
+_KERNELS = ("varlen", "flex")  # kernels for which this is fastest; others can compute complete rows
+_LARGEST = 64.0  # largest score; the rounding error of differences is a few times 6e-8 of it
 
 
 def can_use_products(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Return whether to compute statistics from products, which depends on the kernel and the rounding errors."""
+    """Return whether the kernel and the size of the scores allow statistics to be computed from products."""
     if not (is_plain(inputs.query) and is_plain(inputs.key)) or 0 in inputs.shape:
         return False
     if not inputs.is_plain or inputs.softcap is not None or inputs.sink_logit is not None:
@@ -44,15 +44,15 @@ def can_use_products(inputs: AttentionInputs, impl: str | Kernel) -> bool:
 
 @torch.no_grad()
 def statistics_from_products(inputs: AttentionInputs, impl: str | Kernel, names: Collection[str]) -> dict[str, Tensor]:
-    """Compute entropy and column sums from products. Requires `can_use_products`.
+    """Compute entropy and column sums from products. Call it only if `can_use_products` is True.
 
     Args:
         inputs, impl: inputs and kernel of the matrix.
         names: the requested statistics, from `NAMES`.
 
     Returns:
-        "entropy", in nats, ``[batch, heads, q_len]``, 0 for an empty row; "received", ``[batch, heads, kv_len]``,
-        unless the transpose of the mask is unknown.
+        "entropy", in nats, ``[batch, heads, q_len]``, 0 for an empty row; "received", ``[batch, heads, kv_len]``, which
+        is missing if the mask cannot be transposed.
 
     Cost: one product, and one more for "received", with a copy of the keys for each head.
     """
@@ -83,7 +83,7 @@ def _column_sums(inputs: AttentionInputs, rule: Mask, lse: Tensor, impl: str | K
 
 
 def _in_compute_dtype(inputs: AttentionInputs) -> AttentionInputs:
-    """Convert the inputs to float32 or wider, the dtype of all statistics."""
+    """Convert the inputs to float32 or wider, in which all statistics are computed."""
     return inputs.replaced(
         query=inputs.query.to(inputs.compute_dtype), key=inputs.key.to(inputs.compute_dtype), dtype=inputs.compute_dtype
     )

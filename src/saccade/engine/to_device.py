@@ -1,4 +1,4 @@
-"""Conversion of values that contain tensors, such as masks, to a different device or dtype."""
+"""Conversion of objects that contain tensors, such as masks, to another device or dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """Read the device and the dtype from the positional or keyword arguments of ``A.to(...)``."""
+    """Return the device and the dtype in the positional and keyword arguments of ``A.to(...)``; None if missing."""
     device, dtype = None, None
     for name in named:
         if name not in ("device", "dtype"):
@@ -33,7 +33,7 @@ def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.
 
 
 def moved(x: T, device: torch.device | None, dtype: torch.dtype | None) -> T:
-    """Copy a value with all its tensors to a device or dtype. Floats become float32, or float64 if requested.
+    """Copy an object with all its tensors to a device or dtype. Floats become float32, or float64 if requested.
 
     Args:
         x: a tensor, an object of saccade, or a tuple, list or dict of these. Anything else is returned unchanged.

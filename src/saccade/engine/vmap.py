@@ -1,4 +1,4 @@
-"""Evaluation under `vmap`: functions that read tensor values run once, with all samples in the batch."""
+"""Evaluation under `vmap`: functions that read tensor values run once, with all samples folded into the batch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BatchFunction = Callable[..., tuple[Tensor, ...]]
 
 
 def are_mapped(inputs: AttentionInputs, *others: Tensor) -> bool:
-    """Return whether `vmap` maps any of the inputs, so that values cannot be read."""
+    """Return whether `vmap` maps any input tensor, so that its values cannot be read."""
     return any(is_mapped(x) for x in (*inputs.leaves, *others))
 
 
 def of_all_samples(inputs: AttentionInputs, function: BatchFunction, *others: Tensor) -> tuple[Tensor, ...]:
-    """Evaluate ``function(inputs, *others)`` once for all samples of `vmap`, folded into the batch.
+    """Evaluate ``function(inputs, *others)`` once for all samples of `vmap`, which are folded into the batch.
 
     Args:
         inputs: the checked inputs.
@@ -32,7 +32,7 @@ def of_all_samples(inputs: AttentionInputs, function: BatchFunction, *others: Te
     Cost: with gradients, the function is evaluated again in the backward pass.
     """
     if inputs.sink_logit is not None and is_mapped(inputs.sink_logit):
-        reason = "vmap cannot map the logits of a sink, which batch items share"
+        reason = "vmap cannot map the sink logits, which all batch items share"
         raise unsupported("vmap", [reason], hint="put the mapped axis into the heads")
     sources = inputs.sources(inputs.key)  # a value is not needed
     return _OfAllSamples.apply(function, inputs.emptied(), len(others), *others, *sources)
@@ -55,7 +55,7 @@ def _fold_samples(
 
 
 class _OfAllSamples(torch.autograd.Function):
-    """Autograd function that evaluates a function on all samples of `vmap` as a batch."""
+    """Autograd function that evaluates a function once on all samples of `vmap`, as one batch."""
 
     forward = staticmethod(_evaluate)
 

@@ -80,7 +80,7 @@ class Axes:
         return len(shape) <= len(visible_shape) and all(size in (1, visible) for size, visible in sizes)
 
     def by_factor(self, x: Tensor, factors: Sequence[int]) -> Tensor:
-        """Reshape a tensor that broadcasts to the lazy tensor: one dimension per factor, of full size or size 1."""
+        """Reshape a tensor that broadcasts to the lazy tensor to one dimension per factor, of full size or size 1."""
         x = x[(None,) * (len(self.axes) - x.dim())]
         return split_axes(x, self.axes, self.sizes, factors)
 
@@ -105,7 +105,10 @@ def _place_single(factors: list[int], sizes: Mapping[int, int], axes: list[list[
 
 
 def split_axes(x: Tensor, axes: Sequence[Axis], sizes: Mapping[int, int], factors: Sequence[int]) -> Tensor:
-    """Split each dimension, unless of size 1, into its axis's factors, and permute them to the order of ``factors``."""
+    """Split each dimension of a tensor into the factors of its axis, and permute them to the order of ``factors``.
+
+    A dimension of size 1 becomes dimensions of size 1.
+    """
     split, names = list[int](), list[int]()
     for size, axis in zip(x.shape, axes, strict=False):
         split += [1 if size == 1 else sizes[factor] for factor in axis]
@@ -118,7 +121,7 @@ def split_axes(x: Tensor, axes: Sequence[Axis], sizes: Mapping[int, int], factor
 
 
 def renamed(factors: Iterable[int], splits: Mapping[int, Axis]) -> Axis:
-    """Replace each split factor by its parts."""
+    """Return the factors of an axis, with each split factor replaced by its parts."""
     return tuple(part for factor in factors for part in splits.get(factor, (factor,)))
 
 

@@ -1,4 +1,4 @@
-"""Make the backward pass enter a context when it recomputes checkpointed layers, as the forward pass did."""
+"""Make the backward pass recompute checkpointed layers in the same context in which the forward pass ran them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def enter_when_recomputed(context: Context) -> bool:
     """
     for reentrant in _reentrant_checkpoints():
         reentrant.run_function = _within(context, reentrant.run_function)
-    pack = _top_hook()
+    pack = _innermost_hook()
     name = getattr(pack, "__qualname__", "")
     if pack is None or name.startswith("_recomputation_hook."):
         return True
     if not name.startswith("_checkpoint_hook."):
-        return False  # other hooks may hide a checkpoint's hooks
+        return False  # other hooks may hide a checkpoint's hooks, or recompute tensors themselves
     cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True)
     frame = next((cell.cell_contents for name, cell in cells if name == "frame"), None)
     run = getattr(frame, "recompute_fn", None)
@@ -39,7 +39,7 @@ def enter_when_recomputed(context: Context) -> bool:
 
 def running_checkpoint() -> int:
     """Return a number that identifies the innermost running checkpoint, or hook for saved tensors."""
-    return id(next(_reentrant_checkpoints(), None) or _top_hook())
+    return id(next(_reentrant_checkpoints(), None) or _innermost_hook())
 
 
 def _reentrant_checkpoints() -> Iterator[Any]:
@@ -51,9 +51,21 @@ def _reentrant_checkpoints() -> Iterator[Any]:
         frame = frame.f_back
 
 
-def _top_hook() -> Any:
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return None if hooks is None else hooks[0]
+def _innermost_hook() -> Any:
+    """Return the innermost hook for saved tensors that may recompute them; those of `save_on_cpu` only store them."""
+    autograd, storing = torch._C._autograd, []
+    try:
+        while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None and _only_stores(hooks[0]):
+            autograd._pop_saved_tensors_default_hooks()
+            storing.append(hooks)
+        return None if hooks is None else hooks[0]
+    finally:
+        for pack, unpack in reversed(storing):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def _only_stores(pack: Any) -> bool:
+    return getattr(pack, "__module__", "") == "torch.autograd.graph"
 
 
 def _within(context: Context, run: Any) -> Any:

@@ -144,7 +144,7 @@ class Family:
         """
         (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.uncomputed)
 
-    compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # as the decorator does, which imports the compiler
+    compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # like torch.compiler.disable, which imports the compiler
 
     def reads_memory_of(self, x: Tensor) -> bool:
         """Return whether a tensor shares memory with an operand of a lazy tensor that is not yet computed."""
@@ -210,7 +210,7 @@ class Pending:
         return self._value
 
     def set_value(self, value: Tensor) -> None:
-        """Set the computed value of the lazy tensor."""
+        """Store the computed values of the lazy tensor."""
         self._value = value
 
     @property
@@ -279,7 +279,7 @@ class LazyTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         for x in tensors_in((args, kwargs or {})):
             if type(x) is LazyTensor:
-                with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # those of the model's own calls
+                with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # as in the model's own calls
                     x.pending.family.compute()
         args, kwargs = map_nested(_detached, materialised((args, kwargs or {})))
         return func(*args, **kwargs)
@@ -290,7 +290,7 @@ def _detached(x: Any) -> Any:
 
 
 def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace a lazy argument by a tensor without values, if the function (such as ``zeros_like``) needs none."""
+    """Replace a lazy argument with an empty placeholder if the function, such as ``zeros_like``, reads no values."""
     position = 0 if func in _LIKE else 1
     if len(args) <= position or type(args[position]) is not LazyTensor or args[position].pending.is_computed:
         return args

@@ -35,7 +35,7 @@ from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
-from saccade.support.torch_modes import has_forward_derivatives, is_recorded, is_transformed
+from saccade.support.torch_modes import has_forward_derivatives, in_backward, is_recorded, is_transformed
 
 Run = Callable[[AttentionCall], Tensor | None]
 """A function that returns the output of an attention call, ``[batch, heads, q_len, value_dim]``.
@@ -53,8 +53,8 @@ class FuseAttention(TorchFunctionMode):
     computes them with the model's own operations, so the results of a model without attention are bitwise identical.
 
     Args:
-        run: computes the output of an attention call; by default, saccade does.
-        on_attention: called with each attention call that was run.
+        run: computes the output of an attention call, by default with saccade.
+        on_attention: called with each attention call that ``run`` has computed.
         on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax that the model multiplies
             by values, but that cannot run as an attention call. Dropout, casts, views and elementwise changes may come
             before the product.
@@ -239,11 +239,6 @@ class _ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.recomputed = 0
-
-
-def in_backward() -> bool:
-    """Return whether autograd is running a backward pass in this thread."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _largest(lazies: list[LazyTensor]) -> LazyTensor:

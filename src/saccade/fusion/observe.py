@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.fusion.arguments import map_nested, tensors_in
-from saccade.fusion.mode import in_backward, is_eager
+from saccade.fusion.mode import is_eager
 from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, product_of, scores_of
 from saccade.fusion.recovered_call import AttentionCall, Output, attention_call
@@ -20,6 +20,7 @@ from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense, version_of
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
+from saccade.support.torch_modes import in_backward
 
 
 class ObserveAttention(TorchFunctionMode):
@@ -82,7 +83,7 @@ class ObserveAttention(TorchFunctionMode):
                 self._on_weights(arrange(weights.detach()))
 
     def report_unknown(self) -> None:
-        """Handle a product with softmax results of unknown layout; by default, do nothing."""
+        """Handle a product of softmax results whose layout is unknown; by default, do nothing."""
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = self._tap.run(func, args, kwargs)

@@ -142,7 +142,7 @@ def _dtype_of_product(weights: Scores, value: Tensor) -> torch.dtype | None:
 
 
 class Roles(NamedTuple):
-    """The role of each factor (sub-axis) of the weights in an attention call; see `saccade.fusion.axes.Axes`.
+    """The role that each factor (sub-axis) of the weights has in an attention call; see `saccade.fusion.axes.Axes`.
 
     Args:
         items: the factors of the batch.
@@ -161,7 +161,7 @@ class Roles(NamedTuple):
 
     @property
     def batch(self) -> Axis:
-        """The factors that queries, keys and values share: those of the batch and of the key heads."""
+        """The factors of the batch and of the key heads, which queries, keys and values share."""
         return (*self.items, *self.heads)
 
     @property
@@ -204,7 +204,7 @@ def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | Non
 
 
 def _items(weights: Scores) -> Axis:
-    """Return the batch factors of an attention call: those that both tensors share, except the heads."""
+    """Return the factors that query and key share, except those of the heads; they form the batch axis."""
     return tuple(x for x in weights.batch if x not in (weights.heads or ()))
 
 

@@ -13,14 +13,14 @@ from saccade.fusion.scores import is_dense, version_of
 
 
 class Repeated(NamedTuple):
-    """An axis along which each entry is repeated ``copies`` times in a row."""
+    """An axis along which each entry occurs ``copies`` times in succession."""
 
     axis: int
     copies: int
 
 
 class Repeats:
-    """A registry of tensors with repeated entries, such as key heads; overwritten tensors no longer count."""
+    """A registry of tensors with repeated entries, such as key heads; tensors that were overwritten are ignored."""
 
     def __init__(self) -> None:
         self._known: Any = WeakTensorKeyDictionary()

@@ -55,7 +55,7 @@ class RowMaximum:
         return self.of.is_current
 
     def check_current(self) -> None:
-        """Raise if an operand was overwritten by code that does not call a torch function."""
+        """Raise an error if code that calls no torch function has overwritten an operand."""
         self.of.check_current()
 
     def with_operands(self, tensors: Iterable[Tensor]) -> RowMaximum:

@@ -25,7 +25,7 @@ class Term(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """A masked fill of the scores: query-key pairs were filled with a negative number.
+    """A masked fill, in which some query-key pairs of the scores were filled with a negative number.
 
     Args:
         pairs: bool, True at filled pairs, with one dimension for each factor of the axes.
@@ -42,8 +42,8 @@ class Fill(NamedTuple):
 class Scores:
     """The product of two tensors, scaled, capped, biased and masked; after a softmax, the attention weights.
 
-    Either tensor may contain the queries; which one does is known only once a softmax over the keys is applied. Methods
-    return the scores after an operation, or None if this class cannot express the result.
+    Either tensor may contain the queries; which one does is unknown until a softmax over the keys. Methods return the
+    scores after an operation, or None if this class cannot express the result.
 
     Args:
         axes: the axes that the model sees, as products of factors; see `saccade.fusion.axes.Axes`.
@@ -66,7 +66,7 @@ class Scores:
         softmax: the factors of the axis over which a softmax was applied.
         dropout_p: dropout probability of the weights.
         operands: each tensor that was read, with its version counter at that time. If the counter has changed, the
-            values that the model read have been overwritten.
+            tensor was overwritten after the model read it.
     """
 
     axes: Axes
@@ -103,10 +103,10 @@ class Scores:
         return all(version_of(x) == version for x, version in self.operands)
 
     def check_current(self) -> None:
-        """Raise if an operand of the scores was overwritten by code that does not call a torch function.
+        """Raise an error if code that calls no torch function has overwritten an operand of the scores.
 
         Raises:
-            RuntimeError: an operand was overwritten, so its old values are gone.
+            RuntimeError: an operand was overwritten, so its old values are lost.
         """
         if not self.is_current:
             what = "a tensor was changed in place, outside of torch's functions, after a product had read it"
@@ -215,7 +215,7 @@ class Scores:
         )
 
     def times(self, x: Tensor) -> Scores | None:
-        """Return the scores times a tensor that does not vary with both query and key, or consists of 0 and 1."""
+        """Return the scores times a tensor that varies along queries or keys but not both, or contains only 0 and 1."""
         if not self._can_be_multiplied or not _is_real(x):
             return None
         if not self.axes.broadcasts(x.shape):
@@ -280,7 +280,7 @@ class Scores:
         return replace(self, dtype=dtype) if dtype in FLOATS else None
 
     def softmaxed(self, axis: int, dtype: torch.dtype | None = None) -> Scores | None:
-        """Return the attention weights: the softmax of the scores over an axis. It must be the key axis."""
+        """Return the attention weights, the softmax of the scores over ``axis``, which must be the key axis."""
         is_known = self.maximum_of in (None, self.axes.axes[axis])
         if not (self.is_keys(axis) and is_known) or dtype not in (None, *FLOATS):
             return None
@@ -288,7 +288,7 @@ class Scores:
         return replace(self, softmax=self.axes.axes[axis], dtype=dtype)
 
     def is_keys(self, axis: int) -> bool:
-        """Return whether an axis of scores may be the key axis: only one of the two tensors has it."""
+        """Return whether an axis of the scores may be the key axis, because only one of the two tensors has it."""
         factors = set(self.axes.axes[axis])
         return (
             self.softmax is None and bool(factors) and any(factors <= {*x} for x in (self.left_only, self.right_only))
@@ -314,7 +314,7 @@ class Scores:
 
 
 def detached_if_no_grad(x: Tensor) -> Tensor:
-    """Detach an operand of the scores if gradients are disabled, as the model would read it now."""
+    """Detach an operand of the scores if gradients are disabled, because it then contributes no gradient."""
     return x.detach() if x.requires_grad and not torch.is_grad_enabled() else x
 
 

@@ -90,7 +90,7 @@ class SoftmaxTap:
         return out
 
     def track(self, x: Tensor, dim: Any) -> None:
-        """Start tracking a tensor that is the result of a softmax over a dimension."""
+        """Start tracking ``x``, the result of a softmax over the dimension ``dim``."""
         if isinstance(dim, int) and x.dtype in FLOATS and x.dim() and x.shape[dim] > 1:
             self._states[x] = _State(_as_scores(x, dim % x.dim()), version_of(x))
 
@@ -195,7 +195,7 @@ class _State(NamedTuple):
 
 
 def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
-    """Return weights with the axis that a product sums over as key axis; None unless it multiplies values by them."""
+    """Return the weights, with the axis that a product sums over as key axis; None if it does not multiply values."""
     weights = state.scores
     assert weights is not None
     names, others = product.left_letters, product.right_letters
@@ -246,7 +246,7 @@ def _axes_in_product(product: Product, weights: Scores, column: int, row: int | 
 def _keeps_size(
     x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, *_: Any, **__: Any
 ) -> bool:
-    """Return whether a convolution keeps one output per query-key pair: it mixes heads, and perhaps neighbours."""
+    """Return whether a convolution of weights returns one output per query-key pair, so that its axes are unchanged."""
     return stride in (1, (1, 1)) and (padding == "same" or weight.shape[-2:] == (1, 1))
 
 

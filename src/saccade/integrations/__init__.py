@@ -1,4 +1,4 @@
-"""Run saccade's kernels in third-party models and capture their attention: transformers, torch.nn, any SDPA call."""
+"""Run saccade's kernels in third-party models (transformers, torch.nn, any SDPA call) and capture their attention."""
 
 from saccade.integrations import transformers
 

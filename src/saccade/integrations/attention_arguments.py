@@ -1,4 +1,4 @@
-"""Arguments of transformers' attention functions: supported, unsupported, and ignored."""
+"""Check the arguments of transformers' attention functions, and raise errors for those that are not supported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SUPPORTED = frozenset(
         "value",
     }
 )
-ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # ends of packed texts; supported if the mask separates the same texts
+ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # ends of packed sequences, which the mask must also separate
 # Settings of the full model and of kernels. For any other argument, check whether the model's functions read it.
 WITHOUT_EFFECT = frozenset(
     {
@@ -67,7 +67,7 @@ UNSUPPORTED = {
 
 
 def check_supported(module: nn.Module, options: Mapping[str, Any]) -> None:
-    """Raise if an argument of a transformers attention function changes the matrix in an unsupported way."""
+    """Raise an error if an argument of a transformers attention function changes the matrix in an unsupported way."""
     unknown = [name for name in options if name not in SUPPORTED and name not in WITHOUT_EFFECT]
     if not unknown:
         return
@@ -80,7 +80,7 @@ def check_supported(module: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
-    """Raise if the boundaries of packed texts in the arguments differ from those in the attention mask."""
+    """Raise an error if the arguments and the attention mask separate packed sequences at different places."""
     texts = placed.texts or ((len(placed.kv_positions),),)
     wrong = [name for name, end in ends.items() if texts != (tuple(end.diff().tolist()),)]
     if wrong:
@@ -113,7 +113,7 @@ _FLAG = "output_attentions"
 
 
 def check_no_weights(module: nn.Module, options: Mapping[str, Any]) -> None:
-    """Raise if a call requests attention weights, which kernels never materialise.
+    """Raise an error if a call requests attention weights, which kernels never materialise.
 
     Args:
         module: the attention layer.
@@ -130,7 +130,7 @@ def check_no_weights(module: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 def _is_collected() -> bool:
-    """Return whether transformers is collecting the attention weights that layers return, as in most models."""
+    """Return whether the running transformers model collects the attention weights that its layers return."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
     is_compiling = is_tracing()
@@ -144,7 +144,10 @@ def _is_collected() -> bool:
 
 
 def _is_read_by_a_caller(frame: FrameType | None) -> bool:
-    """Return whether a calling model that collects attention weights itself (PatchTST, Pix2Struct) is doing so."""
+    """Return whether a calling transformers function has ``output_attentions`` set.
+
+    Some models, such as PatchTST and Pix2Struct, collect attention weights in their own code.
+    """
     while frame is not None:
         is_theirs = str(frame.f_globals.get("__name__")).startswith("transformers.")
         if is_theirs and _FLAG in frame.f_code.co_varnames and frame.f_locals.get(_FLAG):

@@ -54,7 +54,7 @@ class CallOutput(NamedTuple):
 
 
 class DenseWeights(NamedTuple):
-    """Dense weights that a captured call has materialised, so that autograd computes their gradient.
+    """Dense weights that a captured call has materialised; autograd computes the gradient with respect to them.
 
     Attributes:
         weights: the tensor that the model multiplies by the values.
@@ -81,7 +81,7 @@ class DenseWeights(NamedTuple):
 
 
 class FutureOutput:
-    """A placeholder for the output of a matrix that a layer has not yet multiplied by values."""
+    """A placeholder for the output of a call whose layer has not yet multiplied the matrix by values."""
 
     def __init__(self) -> None:
         self._watchers: list[tuple[Receive, Refuse]] = []
@@ -102,7 +102,7 @@ class FutureOutput:
 
 
 class WatchedMatrix(DerivedMatrix):
-    """A matrix that reports its product with values, so that the gradient of its weights can be computed.
+    """A matrix that reports its product with values, so that the gradient with respect to it can be computed.
 
     Args:
         inner: the matrix.

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from saccade.integrations.capture_context import Callback, Capture, is_recomputed, names_of, refuse_compiled
+from saccade.integrations.capture_context import Callback, Capture, names_of, refuse_compiled
 from saccade.integrations.capture_mode import capture_own_code
 from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, capture_forwards
 from saccade.integrations.recurrences_capture import capture_recurrences, is_recurrence
 from saccade.integrations.saccade_capture import capture_mechanisms
 from saccade.integrations.torch_capture import capture_torch_layers
 from saccade.integrations.transformers_capture import capture_interface
+from saccade.support.torch_modes import in_backward
 
 _CALLED_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 # Class-name suffixes of parts of attention layers that do not compute attention.
@@ -78,7 +79,7 @@ def _note(call: CapturedCall) -> Any:
     refuse_compiled()
     before = [listener.capture.num_captured for listener in call.listeners]
     out = call.run()
-    if not is_recomputed():
+    if not in_backward():
         for listener, num_captured in zip(call.listeners, before, strict=True):
             if listener.capture.num_captured == num_captured:
                 listener.capture.note_not_recorded(listener.name, type(call.module).__name__)

@@ -14,6 +14,7 @@ from torch import nn
 from saccade.integrations.call_output import AnyOutput
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import in_backward
 
 CALLED_AS = "record"  # the name in error messages
 
@@ -43,7 +44,7 @@ Callback = Callable[[str, CapturedMatrix], None]
 class Capture:
     """A running capture of attention calls. Calls nested in a captured call are not captured.
 
-    Threads are independent: a call in one thread suppresses nothing in another.
+    Threads are independent: a captured call suppresses nested calls only in its own thread.
 
     Args:
         callback: receives each call after the model's own kernel has run, in the same thread.
@@ -80,7 +81,7 @@ class Capture:
 
     def emit(self, name: str, make: Make, output: AnyOutput | None = None) -> None:
         """Pass a captured call to the callback, with gradients disabled."""
-        if self.is_suppressed or not self.is_active or is_recomputed():
+        if self.is_suppressed or not self.is_active or in_backward():
             return
         refuse_compiled()
         self._thread.num_captured += 1
@@ -122,7 +123,7 @@ def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
 
 
 def emit_all(calls: Sequence[tuple[Listener, Make]], output: AnyOutput | None = None) -> None:
-    """Pass each captured call to its listener, even if another listener raises."""
+    """Pass each captured call to its listener, even if another listener raises an error."""
     if not calls:
         return
     (name, capture), make = calls[0]
@@ -143,15 +144,10 @@ def refuse_compiled() -> None:
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the name of each module for captures; the model itself is named after its class."""
+    """Return the names under which a model's modules are captured; the model itself is named after its class."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
 
 
 def uses_attention_interface(module: nn.Module) -> bool:
     """Return whether a module's source file gets its attention function from transformers' interface."""
     return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
-
-
-def is_recomputed() -> bool:
-    """Return whether a backward pass is running. It recomputes checkpointed layers, which were already captured."""
-    return torch._C._current_graph_task_id() != -1

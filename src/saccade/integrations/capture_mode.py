@@ -86,7 +86,7 @@ def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class _Caller:
-    """A running module whose code may compute attention, with one of its listeners.
+    """A running module whose code may compute attention, and one of its listeners.
 
     Attributes:
         listener: the capture and the module's name in it.
@@ -227,7 +227,7 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _may_attend_itself(module: nn.Module) -> bool:
-    """Return whether a class calls a softmax or torch's attention directly, although its file uses the interface."""
+    """Return whether a module's class calls a softmax or torch's attention itself, besides using the interface."""
     bases = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
     functions = (
         inspect.unwrap(function) for base in bases for function in vars(base).values() if inspect.isfunction(function)

@@ -15,7 +15,7 @@ from saccade.support.torch_modes import is_plain
 
 
 class Kind(enum.Enum):
-    """The kind of an attention call."""
+    """The kind of an attention call: self-attention, cross-attention or unknown."""
 
     SELF = "self-attention"
     CROSS = "cross-attention"
@@ -43,7 +43,7 @@ def is_named_cross(name: str, kind: str) -> bool:
 
 
 def kind_of_call(site: Site, q_len: int, kv_len: int) -> Kind:
-    """Return the kind of an attention call made by a running module.
+    """Return whether an attention call of a running module is self-attention, cross-attention or unknown.
 
     The module's name is checked first, then its arguments for a second sequence. If neither decides, equal lengths mean
     self-attention, and unequal lengths leave the kind unknown. It is also unknown if a second sequence of equal length
@@ -69,7 +69,7 @@ def _by_arguments(site: Site, is_equally_long: bool) -> Kind | None:
             return None
         if tensors[0][1].dim() < 4:
             return _by_tensors(arguments, tensors, is_equally_long)
-        inner = inner.outer  # an enclosing module has split the queries, keys and values into heads
+        inner = inner.outer  # these inputs are split into heads; an enclosing module received them unsplit
     return None
 
 

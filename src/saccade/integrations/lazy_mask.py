@@ -35,7 +35,7 @@ class Placed(NamedTuple):
     Attributes:
         rule: the mask, evaluated at the token positions.
         q_positions, kv_positions: consecutive positions of queries and keys.
-        texts: lengths of the packed texts of each batch item (a single item applies to all); None if unknown.
+        texts: lengths of the packed sequences of each batch item (a single item applies to all); None if unknown.
         left_padding: number of padding tokens before the first token of each batch item; None without padding.
     """
 
@@ -60,7 +60,7 @@ class _Content:
 
 
 class LazyMask(Tensor):
-    """A tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a mask rule.
+    """A tensor ``[batch, 1, q_len, kv_len]`` that represents a mask rule without allocating memory.
 
     A bool mask is True for allowed pairs. A float mask is added to scores: 0 for allowed pairs, and the lowest number
     of the dtype for masked pairs.
@@ -126,7 +126,7 @@ class LazyMask(Tensor):
         """Whether this is a float mask with allocated memory, so it may contain a score bias besides masked pairs."""
         return self.is_in_memory and self.is_floating_point()
 
-    # A Python method would run on every access, even of the shape.
+    # A Python method would run on every access, even to the shape.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
@@ -139,7 +139,7 @@ class LazyMask(Tensor):
         raise _refused("other data")
 
     def share_memory_(self) -> Self:
-        """Raise, because a lazy mask has no memory, and sharing it would crash the process."""
+        """Raise an error, because a lazy mask has no memory, and sharing it would crash the process."""
         raise _refused("sharing memory")
 
     @classmethod
@@ -200,7 +200,7 @@ class LazyMask(Tensor):
 
 
 def _check_readable(operation: str, tensors: list[Tensor]) -> None:
-    """Raise if an operation reads a lazy mask that must not be read, or adds a bool mask to scores."""
+    """Raise an error if an operation reads a lazy mask that must not be read, or adds a bool mask to scores."""
     masks = [x for x in tensors if isinstance(x, LazyMask)]
     reasons = [mask._content.not_readable for mask in masks if mask._content.not_readable]
     is_bool = any(mask.dtype == torch.bool for mask in masks)

@@ -57,7 +57,7 @@ class _Content:
 
 
 class LazyWeights(Tensor):
-    """A tensor without memory that represents attention weights. Any operation on it runs on the dense weights.
+    """A tensor that represents attention weights without storing them; any operation runs on the dense weights.
 
     The weights are computed once, with gradient, on first read. Operations return ordinary tensors.
 
@@ -110,7 +110,7 @@ class LazyWeights(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's signature lacks the last two
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation called by torch's internals on the dense attention weights, without gradient."""
+        """Run an operation that torch's internals call on the dense attention weights, without gradient."""
         if func in _SAME:
             return cls._of(args[0]._content)
         args, kwargs = tree_map(lambda x: _read(x).detach() if isinstance(x, LazyWeights) else x, (args, kwargs or {}))
@@ -141,7 +141,7 @@ def weights_of(
         is_averaged: whether to average over the heads, which removes the head axis.
         dtype: the dtype of the weights.
         sources: tensors that the matrix reads.
-        is_single: whether the call, and so its weights, has no batch dimension.
+        is_single: whether the inputs of the call, and therefore its weights, have no batch dimension.
         items: the nested tensors of the call, if ``matrix`` is their packed matrix. The weights of shorter items are
             padded with zeros, as in torch.
     """

@@ -45,7 +45,7 @@ def placed_rule(
 
 
 def with_padding(placed: Placed, is_token: Tensor) -> Placed:
-    """Combine a mask rule with padding, and store the number of padding tokens before each text.
+    """Combine a mask rule with padding, and store the number of padding tokens before each sequence.
 
     Args:
         placed: a mask rule and the token positions.
@@ -55,7 +55,7 @@ def with_padding(placed: Placed, is_token: Tensor) -> Placed:
     is_token = F.pad(is_token, (0, max(placed.kv_positions.stop - is_token.shape[1], 0)))
     if not any_true(~is_token):
         return placed
-    # Positions of a causal text start at its first token; those of a bidirectional text start at the first column.
+    # Causal sequences count positions from their first token, bidirectional sequences from the first column.
     before = (is_token.cumsum(1) == 0).sum(1).tolist() if rule.is_causal and placed.texts is None else ()
     padded = both(rule, from_key_padding_mask(~is_token))
     return placed._replace(rule=padded, left_padding=tuple(before) if any(before) else None)
@@ -102,7 +102,7 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
 
 @dataclasses.dataclass(frozen=True)
 class _VmappedFunction:
-    """A mask function that accepts only scalar indices, wrapped in ``torch.vmap`` so that it accepts tensors."""
+    """A mask function for scalar indices, wrapped in ``torch.vmap`` to accept tensors of indices."""
 
     function: MaskFunction
 
@@ -127,7 +127,7 @@ def _all_of(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask:
 
 
 def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | None:
-    """Convert a rule that restarts in each packed document to a mask; return None for other mask functions."""
+    """Convert mask functions whose rule restarts in each packed document to a mask; return None for any others."""
     if [name_of(function) for function in functions] != [
         "packed_sequence_mask_function.inner_mask",
         "remap_positions_for_packed_sequence.inner_mask",
@@ -141,7 +141,7 @@ def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | 
     if positions.shape != ids.shape or not torch.equal(positions, index - first):
         return None  # positions do not restart at 0 in each document
     rule, lengths = as_rule(remapped["mask_function"], one_by_one=one_by_one), _lengths(ids)
-    # Traced programs always separate texts, even if each row is a single text.
+    # Traced programs always separate documents, even if each row is a single document.
     return rule if all(len(row) == 1 for row in lengths) else Documents(lengths, rule=rule)
 
 

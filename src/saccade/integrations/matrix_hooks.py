@@ -21,10 +21,10 @@ MakeMatrix = Callable[[Mask | None], Matrix]
 """A function that builds the attention matrix of a call, restricted by an additional mask."""
 
 EDITORS: list[Callable[[nn.Module, MakeMatrix, Matrix], Matrix]] = []
-"""One function per active `saccade.intervene`; each applies the edits of all active ones.
+"""One function per active `saccade.intervene` context; calling any one of them applies the edits of all contexts.
 
-Each receives a module, a function that builds the module's matrix with an additional mask, and the matrix, and returns
-the edited matrix.
+A function receives a module, a function that builds the module's matrix with an additional mask, and the matrix, and
+returns the edited matrix.
 """
 
 
@@ -60,8 +60,8 @@ def edited_matrix(module: nn.Module, make: MakeMatrix) -> Matrix:
 def report_product(matrix: Matrix, value: Tensor, out: Tensor, dropout_p: float) -> None:
     """Add a product of a matrix and values to this thread's innermost `collected_products`.
 
-    Attention functions that are registered with another library call this, because only they know which masks and
-    biases they have added to the call's own.
+    Attention functions that are registered with another library call this function, because only they know which masks
+    and biases they have added.
 
     Args:
         matrix: the matrix.

@@ -77,13 +77,13 @@ def rule_of(
 
 
 def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> Mask:
-    """Convert a pattern for ``kv_len`` keys to a dense mask, with added keys that every query may attend to."""
+    """Extend a pattern for ``kv_len`` keys by ``num_added`` keys that every query may attend to; it becomes dense."""
     if not num_added:
         return pattern
     return Dense(F.pad(pattern.to_dense(q_len, kv_len), (0, num_added), value=True))
 
 
 def _wider(mask: Tensor, kv_len: int) -> Tensor:
-    """Extend a mask tensor by the keys that ``nn.MultiheadAttention`` adds; every query may attend to these."""
+    """Extend a mask tensor to the keys that ``nn.MultiheadAttention`` adds, which every query may attend to."""
     more = kv_len - mask.shape[-1]
     return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask

@@ -25,7 +25,7 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OtherFunction:
-    """The conversion of calls to another package's attention function to attention matrices.
+    """An attention function of another package, and how to convert its calls to attention matrices.
 
     Attributes:
         heads_first: whether the layout is ``[batch, heads, len, width]`` instead of ``[batch, len, heads, width]``.
@@ -129,7 +129,7 @@ _UNKNOWN = OtherFunction(False, lambda arguments: "its packed tensors are not co
 
 
 def _other_function(function: Any) -> OtherFunction | None:
-    """Return the conversion of another package's attention function, or None if ``function`` is anything else."""
+    """Return the `OtherFunction` for another package's attention function, or None for any other object."""
     if not inspect.isfunction(function):
         return None
     name, package = function.__name__, str(function.__module__).partition(".")[0]
@@ -144,7 +144,7 @@ class VisibleFunction:
     Args:
         function: the original function.
         original: the callable in the model's code: the function, or its compiled form.
-        other: the conversion of the function's calls.
+        other: converts the function's calls.
 
     Attributes:
         users: number of recordings and models that use the wrapper.
@@ -186,7 +186,7 @@ def visible_functions(model: nn.Module) -> Iterator[None]:
 
 
 def make_visible(model: nn.Module) -> None:
-    """Make the same calls visible as `visible_functions` does, but permanently."""
+    """Make calls to other packages' attention functions visible, like `visible_functions`, but permanently."""
     for names in _namespaces(model):
         for name in [*names]:
             _make_visible(names, name)
@@ -200,7 +200,7 @@ def _namespaces(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _make_visible(names: dict[str, Any], name: str) -> bool:
-    """Wrap a global variable that is another package's attention function; return whether it is one."""
+    """Wrap a global variable if it is another package's attention function, and return whether it is one."""
     with _lock:
         value = names[name]
         if isinstance(value, VisibleFunction):

@@ -33,7 +33,7 @@ def is_packed(inputs: list[Tensor], module: object, args: tuple[Any, ...], kwarg
 
 
 def run_packed(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -> Tensor | None:
-    """Compute a packed SDPA call with ``attend``, after unpacking it to all query heads and a single query.
+    """Unpack an SDPA call to all query heads and a single query, and compute it with ``attend``.
 
     Returns:
         The packed output, ``[batch, kv_heads, groups, value_dim]``; None if ``attend`` returns None.

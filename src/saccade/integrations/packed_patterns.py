@@ -1,4 +1,4 @@
-"""Apply a layer's pattern within each text of a call, for packed texts and left-padded texts."""
+"""Apply a layer's pattern within each sequence of a call, for packed or left-padded sequences."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from saccade.support.errors import unsupported
 
 
 def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = None) -> Mask:
-    """Combine the mask rule of a call with a pattern whose positions start at the first token of each text.
+    """Combine the mask rule of a call with a pattern whose positions start at the first token of each sequence.
 
-    The texts are those that the model's mask separates. If it separates none, a text starts where ``position_ids``
-    restart at 0. (transformers ignores restarts if there is a cache, which models create unless called with
-    ``use_cache=False``.) A pattern that describes the batch itself, such as `Documents` or `Padding`, applies to the
-    full row.
+    The sequences are those that the model's mask separates. If it separates none, a sequence starts where
+    ``position_ids`` restart at 0. (transformers ignores restarts if there is a cache, which models create unless called
+    with ``use_cache=False``.) A pattern that describes the batch itself, such as `Documents` or `Padding`, applies to
+    the full row.
 
     Args:
         placed: the call's mask rule and token positions.
@@ -31,8 +31,8 @@ def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = No
         position_ids: int ``[batch, q_len]``, as passed to the model's layers.
 
     Raises:
-        UnsupportedError: ``position_ids`` show that the cache contains texts other than that of the queries, and the
-            pattern depends on where a text starts.
+        UnsupportedError: ``position_ids`` show that the cache also contains sequences other than that of the queries,
+            and the pattern depends on where a sequence starts.
     """
     if _describes_batch(pattern):
         return both(placed.rule, pattern)
@@ -59,13 +59,13 @@ def _inside(texts: tuple[tuple[int, ...], ...], pattern: Mask) -> Mask:
 
 
 def _describes_batch(pattern: Mask) -> bool:
-    """Return whether a pattern describes one specific batch: its texts, its padding, or a rule for each item."""
+    """Return whether a pattern describes one specific batch: its documents, its padding, or a rule for each item."""
     describes_batch = isinstance(pattern, Documents | Padding | PerItem) or pattern.shape[0] != 1
     return describes_batch or any(map(_describes_batch, pattern.made_of))
 
 
 def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
-    """Infer the lengths of packed texts from positions that increase by 1 and restart at 0; return None for others.
+    """Infer the lengths of packed sequences from positions that restart at 0; return None for other positions.
 
     Positions of image patches may also restart at 0, so this applies only to causal rules and dense masks. Any keys
     after the queries are free slots of a static cache.
@@ -83,7 +83,7 @@ def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tup
 
 
 def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> None:
-    """Raise if the queries continue one of several texts in a cache, so that the start of their text is unknown."""
+    """Raise an error if the queries continue one of several sequences in a cache, whose start is then unknown."""
     q, kv = placed.q_positions, placed.kv_positions
     if not placed.rule.is_causal or len(q) == len(kv) or not _has_position_per_query(position_ids, len(q)):
         return

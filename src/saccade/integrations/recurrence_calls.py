@@ -41,7 +41,7 @@ class Tokens(NamedTuple):
     beta: Tensor | None
 
     def matrix(self) -> RecurrenceMatrix:
-        """Return the recurrence's matrix in float32 or wider, as these models compute it for any dtype of weights."""
+        """Return the recurrence's matrix in float32 or wider, the dtype in which these models compute it."""
         query, key, decay = (x.detach().to(wide_dtype(x.dtype)) for x in (self.query, self.key, self.decay))
         beta = None if self.beta is None else self.beta.detach()
         matrix: RecurrenceMatrix = self.rule(query, key, decay=decay, beta=beta, mask=Causal())

@@ -40,11 +40,11 @@ class _State(NamedTuple):
 
 
 class History:
-    """The tokens behind the recurrent states in a model's caches, stored for one recording.
+    """The tokens from which the recurrent states in a model's caches were computed, stored for one recording.
 
     The weights of a decoding step depend on the keys of earlier tokens, but a recurrent layer's cache does not contain
     them. These keys are therefore stored here as long as the cache exists. A state is recognised by its contents, so
-    a state that other code has changed is refused.
+    a state that other code has changed raises an error.
 
     Cost: memory for the keys, like a cache of softmax attention; each call compares states.
     """
@@ -279,7 +279,7 @@ def _cache_of(call: CapturedCall) -> Any:
 
 
 def _emit_call(layer: _Layer, tokens: Callable[[], Tokens], before: Tensor | None, after: Tensor | None) -> None:
-    """Emit a recurrence call to all listeners, prepending the earlier tokens that each capture has stored."""
+    """Emit a recurrence call to all listeners, including the earlier tokens that each capture has stored."""
 
     def making(listener: Listener) -> Make:
         def make() -> Matrix:

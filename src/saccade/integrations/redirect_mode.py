@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from saccade.fusion.arguments import tensors_in
 from saccade.fusion.checkpoints import Context, enter_when_recomputed, running_checkpoint
 from saccade.fusion.lazy import LazyTensor, materialised
-from saccade.fusion.mode import FuseAttention, in_backward, is_eager
+from saccade.fusion.mode import FuseAttention, is_eager
 from saccade.fusion.recovered_call import AttentionCall
 from saccade.integrations.forward_proxy import Running
 from saccade.integrations.matrix_hooks import report_product
@@ -28,6 +28,7 @@ from saccade.integrations.packed_heads import is_packed, run_packed
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import run_sdpa, sdpa_arguments, unsupported_sdpa
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import in_backward
 
 CALLED_AS = "replace_attention"  # the name in error messages
 
@@ -72,7 +73,7 @@ class Handler(Protocol):
 
 
 OBSERVERS: list[Callable[[Redirected, Call], None]] = []
-"""Callbacks that receive each redirected call after it has run."""
+"""Callbacks that receive the result and the inputs of each redirected call after it has run."""
 
 
 class _Running(NamedTuple):
@@ -120,7 +121,7 @@ class RedirectMode(FuseAttention):
         return super().__torch_function__(func, types, args, kwargs)
 
     def recompute_context(self) -> Context:
-        """Return the context in which to recompute a checkpoint: this mode, within the module that ran it."""
+        """Return the context in which to recompute a checkpoint: this mode, and the module that ran the checkpoint."""
         site = self._site()
         if site is None or site.checkpoint == running_checkpoint():
             return self._recomputed
@@ -164,7 +165,7 @@ class RedirectMode(FuseAttention):
         return run(functools.partial(self._attend, site))
 
     def _with_shared_heads(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments of an SDPA call with each key head once, if the model has repeated them for queries."""
+        """Return the arguments of an SDPA call, without the copies if the model has repeated key and value heads."""
         arguments = sdpa_arguments(args, kwargs)
         found = {self._repeats.find(arguments[name]) for name in ("key", "value")}
         repeated = found.pop() if len(found) == 1 else None
@@ -241,7 +242,7 @@ class _WithinModule:
     recomputed: Context
     handler: Handler
     site: Site
-    calls: int = field(compare=False)  # the first call in a checkpoint counts
+    calls: int = field(compare=False)  # equal for all calls in a checkpoint, so that the first one is kept
 
     @contextmanager
     def __call__(self) -> Iterator[None]:

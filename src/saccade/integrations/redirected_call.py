@@ -76,10 +76,10 @@ def without_free_slots(call: Call) -> Call:
 
 
 def placed_before_free_slots(matrix: Matrix) -> Matrix:
-    """Return a call's matrix with its last query at the last key that any query may attend to, in a static cache.
+    """Return the matrix of a call with a static cache, with the last query at the position of the last used key.
 
-    Other matrices are returned unchanged. Keys belong to a static cache if a mask tensor hides the last of them, and
-    each query's own key, counted in this way, is the last that it may attend to. The shape stays the same.
+    Other matrices are returned unchanged. A call has a static cache if a mask tensor hides the last keys from all
+    queries and, with these positions, no query may attend to a later key. The shape stays the same.
     """
     if not isinstance(matrix, AttentionMatrix):
         return matrix
@@ -97,9 +97,10 @@ def placed_before_free_slots(matrix: Matrix) -> Matrix:
 
 
 def _used_keys(inputs: AttentionInputs) -> int:
-    """Return the number of keys without those at the end that a mask tensor hides from all queries.
+    """Return the number of keys, without those at the end that a mask tensor hides from all queries.
 
-    It is the number of all keys if positions were given, if there are as many queries, or if values cannot be read.
+    All keys count if positions were given, if there are at least as many queries as keys, or if the values of the mask
+    cannot be read.
     """
     rule, (_, _, q_len, kv_len) = inputs.rule, inputs.shape
     has_positions = inputs.row_positions is not None or inputs.origin != (kv_len - q_len, 0)

@@ -73,7 +73,7 @@ def replace_attention(
             start at the first token of each text; see `saccade.integrations.transformers.install`. In calls, they
             start at the first key.
         mechanism: the mechanism to use; exact softmax when None. Each module gets a copy. Not supported for
-            transformers models that run as modules. Calls need a mechanism without parameters.
+            transformers models that run as modules. For calls, it must have no parameters.
         leave: names of modules whose attention is not replaced, with ``*`` for any characters: ``["decoder.pool"]``.
         cross_attention: names of the cross-attention modules, with ``*`` for any characters:
             ``["decoder.*.cross"]``; all others are then self-attention. When None, names and calls decide.
@@ -120,7 +120,7 @@ def replace_attention(
     ]
     reasons += _reasons_against_mechanism(mechanism, parts)
     if all(part.name in plan.left for part in parts):
-        reasons.append("it contains no attention module that is known here")
+        reasons.append("it contains no supported attention module")
     if reasons:
         left = ", ".join(repr(part.name) for part in parts if part.reason and part.name)
         hint = f"leave=[{left}] keeps them unchanged; `saccade.mechanisms` and `saccade.nn` have parts for a new model"
@@ -249,7 +249,7 @@ def _has_own_code(module: nn.Module) -> bool:
 
 
 def _may_be_swapped(module: nn.Module) -> bool:
-    """Return whether a module's ``forward`` is the Python method of its class."""
+    """Return whether a module's class can be swapped, because its ``forward`` is a Python method of the class."""
     is_script = isinstance(module, torch.jit.ScriptModule)
     return not (is_script or "forward" in vars(module) or inspect.isbuiltin(module.forward))
 
@@ -354,7 +354,7 @@ def _mask_of(module: nn.Module) -> Mask | None:
 
 
 def _copy_configurations(model: nn.Module) -> None:
-    """Replace a transformers model's configurations by copies, because other models may share them."""
+    """Replace a transformers model's configurations with copies, because other models may share them."""
     copies: dict[int, Any] = {}
     for part in model.modules():
         for name, x in vars(part).items():

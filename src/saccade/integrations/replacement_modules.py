@@ -46,7 +46,7 @@ class TorchAttention(StandIn):
         self.register_forward_pre_hook(keep_in_python)
 
     def merge_masks(self, *_: Any) -> Any:
-        """Raise, because torch's encoder layer calls this only if its fused code is about to bypass the replacement."""
+        """Raise an error, because torch's encoder layer calls this only before its fused code bypasses this module."""
         reason = "its fused code bypasses the replaced attention, and the hook that prevents this was removed"
         hint = "torch.backends.mha.set_fastpath_enabled(False)"
         raise unsupported("nn.TransformerEncoderLayer", [reason], hint=hint)
@@ -66,7 +66,7 @@ class TorchAttention(StandIn):
         _check_out_proj(self.out_proj)
         if is_causal and attn_mask is None:
             reason = "is_causal only describes attn_mask, and attn_mask is missing"
-            raise unsupported("is_causal=True", [reason], hint="mask=masks.Causal() masks by a pattern")
+            raise unsupported("is_causal=True", [reason], hint="replace_attention(model, mask=masks.Causal())")
         if is_nested(query, key, value):
             _check_nested(self, attn_mask, key_padding_mask)
             return self._of_nested(query, key, value, need_weights, average_attn_weights)
@@ -116,7 +116,7 @@ class TorchAttention(StandIn):
         return out, weights_of(matrix, average_attn_weights, out.dtype, sources, items=items)
 
     def _is_self(self, query: Tensor, key: Tensor) -> bool:
-        """Return whether a call is self-attention, and store the result if the module's kind was unknown.
+        """Return whether a call is self-attention, and store the answer if it settles the kind of the module.
 
         Once the module is known to be self-attention, query and key may differ, as in an audit that changes only the
         query.
@@ -183,7 +183,7 @@ class FusedAttention(StandIn):
 
 
 def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> None:
-    """Raise if a call on nested tensors uses options that require a single matrix for all items."""
+    """Raise an error if a call on nested tensors uses options that require a single matrix for all items."""
     masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
     reasons = [
         f"{name}= cannot be combined with nested tensors, whose items have a matrix each"
@@ -197,7 +197,7 @@ def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tenso
 
 
 def _check_out_proj(layer: Any) -> None:
-    """Raise if an adapter, such as peft's, is attached to ``out_proj``, of which torch reads only weight and bias."""
+    """Raise an error if an adapter, such as peft's, wraps ``out_proj``: torch reads only its weight and bias."""
     if type(layer).forward is nn.Linear.forward or not hasattr(layer, "weight"):
         return
     has_more = len([*layer.parameters()]) > 1 + (layer.bias is not None)

@@ -1,4 +1,4 @@
-"""ReplacementPlan: which mask and mechanism each attention module of a model gets, and how the module runs."""
+"""ReplacementPlan: the mask and the mechanism of each attention module of a model, and how the module runs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Rules:
         return True if is_named_cross(name, type(module).__name__) else None
 
     def of_module(self, name: str, module: nn.Module) -> Mask | None:
-        """Return the mask for all calls of a module; its name alone decides whether it is cross-attention."""
+        """Return the mask for all calls of a module, using only names to decide whether it is cross-attention."""
         if isinstance(self.mask, Mapping):
             return self.named(name)
         return None if self.is_cross(name, module) else self.mask
@@ -231,11 +231,11 @@ def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> 
     _, _, q_len, kv_len = inputs.shape
     reasons = [*mechanism.reasons(inputs.rule)]
     if [*mechanism.parameters()]:
-        reasons.append(f"it has parameters, which the calls of {site.name or 'the model'} cannot own")
+        reasons.append(f"it has parameters, but attention calls of {site.name or 'the model'} cannot store them")
     if inputs.bias is not None or inputs.softcap is not None:
         reasons.append(f"{site.name or 'the model'} adds a bias to its scores or caps them")
     if q_len != kv_len and inputs.origin != (kv_len - q_len, 0):
-        reasons.append(f"{site.name or 'the model'} has {q_len} queries at the positions of the first of {kv_len} keys")
+        reasons.append(f"{site.name or 'the model'} aligns its {q_len} queries with the first of {kv_len} keys")
     if reasons:
         raise unsupported(type(mechanism).__name__, reasons, hint="mechanism=None is exact attention")
     usual = inputs.query.shape[3] ** -0.5
@@ -246,7 +246,7 @@ def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> 
 
 
 def checked_rules(mask: object, cross_attention: object, names: Sequence[str]) -> Rules:
-    """Check the ``mask`` and ``cross_attention`` arguments of `replace_attention`, and return them as `Rules`.
+    """Validate the ``mask`` and ``cross_attention`` arguments of `replace_attention`, and return them as `Rules`.
 
     Args:
         mask: a mask, a mapping from name patterns to masks or None, or None.
@@ -285,7 +285,7 @@ def is_within(name: str, pattern: str) -> bool:
 
 
 def check_names(argument: str, patterns: Sequence[object], names: Sequence[str]) -> None:
-    """Raise unless each pattern is a str that matches at least one module name."""
+    """Raise an error unless each pattern is a str that matches at least one module name."""
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise type_error(argument, "contain module names", shown(pattern))

@@ -42,7 +42,7 @@ def capture_mechanisms(model: nn.Module, capture: Capture) -> Iterator[None]:
 
 
 def holders_of(modules: Iterable[nn.Module]) -> dict[Mechanism, list[nn.Module]]:
-    """Return the layers that contain each mechanism among the modules of a model."""
+    """Return the mechanisms among a model's modules, each with the layers that contain it."""
     holders: dict[Mechanism, list[nn.Module]] = {}
     for module in modules:
         if isinstance(module, Mechanism):

@@ -1,4 +1,4 @@
-"""Convert calls to torch's scaled_dot_product_attention: the attention matrix, the values and the output."""
+"""Convert calls to torch's scaled_dot_product_attention (SDPA) to attention matrices, values and outputs."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from torch import nn
 
 
 class SwappedClass(nn.Module):
-    """Base of the classes that `swap_class` combines with a module's class.
+    """Base class of the classes that `swap_class` combines with a module's class.
 
     The module remains the same object, so ``isinstance``, parameters, buffers, hooks, attributes and references to it
     are unaffected.
     """
 
     swapped_from: ClassVar[tuple[type[Any], type[Any]]]
-    keeps_name: ClassVar[bool] = False  # whether the combined class has the name of the module's class
+    keeps_name: ClassVar[bool] = False  # whether the combined class is named after the module's class
 
     def __getattr__(self, name: str) -> Any:  # attributes of the module's original class
         return super().__getattr__(name)
@@ -38,7 +38,7 @@ def swap_class(module: nn.Module, kind: type[SwappedClass]) -> None:
 
 
 def swap_back(module: nn.Module) -> None:
-    """Undo `swap_class`."""
+    """Restore a module's original class, undoing `swap_class`."""
     module.__class__ = type(module).swapped_from[1]  # type: ignore[attr-defined]
 
 

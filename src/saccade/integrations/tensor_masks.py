@@ -11,7 +11,7 @@ from saccade.support.validation import check_holds_values
 
 
 def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask tensor for torch's kernels into a bool mask of allowed pairs and a score bias.
+    """Split a mask tensor, as torch's kernels take it, into a bool mask of allowed pairs and a score bias.
 
     Args:
         mask: bool, True = may attend; or an additive float mask, in which -inf or the lowest number of the dtype masks

@@ -50,7 +50,7 @@ class MaskFunctionData:
 
     @classmethod
     def of(cls, function: Any) -> MaskFunctionData | None:
-        """Represent a mask function as data; None for a user's function, whose code a program cannot contain."""
+        """Represent a mask function as data; return None for a user's function, whose code a program cannot contain."""
         if is_polyfill(function):
             made_of: MaskFunctionData | None = function(_DESCRIBE)
             return made_of
@@ -59,7 +59,7 @@ class MaskFunctionData:
             return cls(name) if name in _FUNCTIONS else None
         if name not in _FACTORIES or torch.compiler.is_dynamo_compiling():  # Dynamo does not read closures
             return None
-        return factory_data(name, tuple(closure_of(function).values()))  # both are in alphabetical order
+        return factory_data(name, tuple(closure_of(function).values()))  # closure and parameters are alphabetical
 
     def function(self) -> MaskFunction:
         """Build the mask function that this object describes."""
@@ -71,7 +71,7 @@ class MaskFunctionData:
 
 
 def factory_data(name: str, arguments: tuple[Any, ...]) -> MaskFunctionData | None:
-    """Represent a transformers mask factory's result as data; return None if it contains a user's function."""
+    """Represent the result of a transformers mask factory as data; return None if it contains a user's function."""
     if name in _JOINED and len(arguments) == 1 and isinstance(arguments[0], tuple):
         arguments = arguments[0]
     is_joined = name in _JOINED

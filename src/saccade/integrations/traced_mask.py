@@ -1,6 +1,6 @@
 """Masks of transformers models in compiled and exported programs; their tensors are read only when attention runs.
 
-A traced program must be valid for any padding, packed texts and position in a static cache. So the program receives
+A traced program must be valid for any padding, packed sequences and position in a static cache. So the program receives
 the arguments of the model's mask function as tensors, and the attention operator builds the mask from them with the
 same functions as in eager mode.
 """
@@ -39,9 +39,9 @@ class CallMask(Unread):
         lengths: numbers of queries and keys for which the mask was built; None if they are those of the call.
         is_token: bool ``[batch, tokens]``, False at padding; None without padding.
         allowed: bool tensors ``[batch | 1, heads | 1, q_len | 1, kv_len | 1]`` that further restrict the allowed pairs.
-        pattern: the layer's pattern, which counts positions from the start of each text; None if there is none.
-        position_ids: int ``[batch, q_len]``, the position of each token in its text; None if unknown.
-        ends: boundaries of packed texts that the model passes to other kernels; the mask must separate the same texts.
+        pattern: the layer's pattern, which counts positions from the start of each sequence; None if there is none.
+        position_ids: int ``[batch, q_len]``, the position of each token in its sequence; None if unknown.
+        ends: boundaries of packed sequences, as the model passes them to other kernels; the mask must have them too.
     """
 
     function: MaskFunctionData
@@ -63,7 +63,7 @@ class CallMask(Unread):
         return _with(self, allowed=(*self.allowed, allowed))
 
     def with_ends(self, ends: tuple[Tensor, ...]) -> CallMask:
-        """Return a copy of the mask that checks, on reading, whether it separates the texts with the given ends."""
+        """Return a copy of the mask that raises an error, when read, unless it separates sequences at ``ends``."""
         return _with(self, ends=ends) if ends else self
 
     def with_pattern(self, pattern: Mask | None, position_ids: Tensor | None) -> CallMask:
@@ -88,7 +88,7 @@ class CallMask(Unread):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         if self.pattern is not None and not self.pattern.is_relative:
             reason = f"{self.pattern} counts from the start of each text, which is known only at run time"
-            raise unsupported("a written-out mask", [reason])
+            raise unsupported("a dense mask", [reason])
         allowed = self.function.function()(b, h, q, kv)
         if self.is_token is not None:
             allowed = allowed & self.is_token[b, kv]
@@ -163,7 +163,7 @@ def call_mask(
 
 
 class TracedMask:
-    """A mask in a traced program that passes through the model's code to its attention.
+    """A mask in a traced program, which the model's code passes on to its attention.
 
     Any operation on it runs on the dense mask.
 

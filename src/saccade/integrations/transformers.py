@@ -50,10 +50,10 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
             name again replaces its implementation.
         mask: a pattern that is combined with the model's own by ``&`` in every layer; or a function that takes the
             attention module and returns its mask, or None. Positions of the pattern start at the first token of each
-            text, so that packed or left-padded texts give the same results as each text alone. Texts count as packed
-            if the model's mask separates them, or if ``position_ids`` restart at 0, even with a cache. A mask that
-            describes a specific batch (`Documents`, `Padding`, `PerItem`) applies to the full row. A model with
-            cross-attention requires a function, because a single pattern would also apply between two texts.
+            sequence, so that packed or left-padded sequences give the same results as each sequence alone. Sequences
+            count as packed if the model's mask separates them, or if ``position_ids`` restart at 0, even with a cache.
+            A mask that describes a specific batch (`Documents`, `Padding`, `PerItem`) applies to the full row. A model
+            with cross-attention requires a function, because a single pattern would also apply between two sequences.
 
     Returns:
         The name, for ``set_attn_implementation`` or ``from_pretrained(..., attn_implementation=...)``.
@@ -150,7 +150,7 @@ def lazy_mask(
 
 
 class Attention:
-    """Saccade's attention function, with the signature that transformers calls."""
+    """Saccade's attention as a function with the signature that transformers expects."""
 
     def __init__(self, name: str, mask: Mask | MaskOfLayer | None):
         self.__name__, self._mask = name, mask
@@ -185,7 +185,7 @@ class Attention:
 
 
 def check(name: str, mask: object) -> None:
-    """Raise unless ``name`` and ``mask`` are valid arguments of `install`."""
+    """Raise an error unless ``name`` and ``mask`` are valid arguments of `install`."""
     check_type("name", name, str, "be a str")
     taken = [part for part in _RESERVED_PARTS if part in name]
     if taken or name in _RESERVED_NAMES or not name:

@@ -1,4 +1,4 @@
-"""Use saccade's caches in transformers' ``generate``, for constant memory, block selection or stored prefixes."""
+"""Use saccade's caches in transformers' ``generate``: for constant memory, block selection or stored prefixes."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def transformers_cache(cache: Cache) -> TransformersCache:
     """Wrap a `saccade.caches.Cache` for transformers, for ``model.generate(..., past_key_values=...)``.
 
     The model must use the attention of `install_caches`. It generates the same tokens as with transformers' own cache
-    if the cache is exact: a `KVCache`, a `saccade.caches.BlockSelectCache` or an evicting cache while the text fits in
-    its budget, or a `SinkWindowCache` while the text fits in its window. Beam search, cropping and assisted generation
-    call the cache's ``reorder`` and ``crop``, which raise if it does not support them.
+    if the cache is exact: a `KVCache`, a `saccade.caches.BlockSelectCache` or an evicting cache while the sequence fits
+    in its budget, or a `SinkWindowCache` while the sequence fits in its window. Beam search, cropping and assisted
+    generation call the cache's ``reorder`` and ``crop``, which raise an error if the cache does not support them.
 
     As in transformers, a token's position is its column, so left padding is part of the mask. All caches support left
     padding except `SinkWindowCache`, because its first tokens would be padding.
@@ -174,7 +174,7 @@ class _Layer:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    """Create subclasses of transformers' cache classes that wrap saccade's caches, on first use."""
+    """Return transformers' cache class, and a subclass of its layer class that wraps a saccade cache."""
     try:
         from transformers import Cache as TransformersCache  # noqa: PLC0415  imported when used
         from transformers.cache_utils import CacheLayerMixin  # noqa: PLC0415

@@ -27,7 +27,7 @@ class AttentionCall(NamedTuple):
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         placed: the mask rule and the token positions; in a traced program, a mask that is read at run time.
         scale, softcap, bias, sink_logit: see `saccade.attention`.
-        position_ids: int ``[batch, q_len]``, the position of each token in its text; None if the model passes none.
+        position_ids: int ``[batch, q_len]``, the position of each token in its sequence; None if the model passes none.
     """
 
     query: Tensor
@@ -97,7 +97,7 @@ class AttentionCall(NamedTuple):
         return cls(query, key, placed, scale, softcap, added, sink, options.get("position_ids"))
 
     def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
-        """Return the attention matrix of the call, restricted by a pattern with positions that restart in each text."""
+        """Return the attention matrix of the call, restricted by a pattern whose positions restart in each sequence."""
         placed, q, kv = self.placed, None, None
         rule: Mask
         if isinstance(placed, CallMask):

@@ -74,13 +74,13 @@ class _ModelCapture:
         self._latest: tuple[Placed, ...] = ()  # replaced, never mutated: several threads may build masks
 
     def remember(self, mask: Any, placed: Placed) -> None:
-        """Store a mask tensor's rule while the tensor exists; keep the latest rules to recognise copies of masks."""
+        """Store a mask tensor's rule while the tensor exists, and store the latest rules to recognise copied masks."""
         key = id(mask)
         self._latest = (placed, *self._latest[: _REMEMBERED - 1])
         self._known[key] = _Known(weakref.ref(mask, lambda _: self._known.pop(key, None)), placed, _version(mask))
 
     def rule_or_tensor(self, mask: Any, batch: int, device: torch.device) -> Any:
-        """Return the rule from which a mask tensor was built, as a lazy mask; if it is unknown, return the tensor.
+        """Return the rule from which a mask tensor was built, as a lazy mask, or the tensor if the rule is unknown.
 
         The rule is not used for a mask that was modified in place. `generate` copies masks for a static cache: small
         copies are recognised by their contents, and so are masks without a version counter.

@@ -17,11 +17,11 @@ ChangeOutput = Callable[[Tensor], Tensor]
 
 
 class ReplacedHeads(NamedTuple):
-    """Heads, and the matrix of the same shape that replaces their rows.
+    """Heads to replace, and the matrix whose heads replace them.
 
     Attributes:
         heads: indices of the heads.
-        matrix: the matrix.
+        matrix: a matrix with all heads of the call, of which only those in ``heads`` are used.
         is_of_call: whether the matrix was built from the queries and keys of the call.
     """
 
@@ -31,14 +31,14 @@ class ReplacedHeads(NamedTuple):
 
 
 class EditedMatrix(ByRows, OfCall):
-    """An attention matrix in which the heads of other matrices replace some heads.
+    """An attention matrix in which some heads are replaced by the same heads of other matrices.
 
     Args:
-        inner: the matrix of the heads that are not replaced.
-        parts: the replaced heads and their matrices; if several parts replace a head, the last one applies.
+        inner: the matrix that supplies the heads that are not replaced.
+        parts: the replaced heads and their matrices; if several parts replace a head, the last part applies.
         changes: functions that change the product with values, applied in order; the matrix itself stays unchanged.
 
-    Cost: a product with values costs one product with ``inner``, unless all heads are replaced, and one with the
+    Cost: multiplying values takes one product with ``inner``, unless all heads are replaced, and one product with the
     replaced heads of each part.
     """
 

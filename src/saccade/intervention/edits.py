@@ -67,8 +67,8 @@ class PatternEdit(Edit):
     """An edit that replaces the attention matrix of some heads.
 
     Attributes:
-        matrix: the replacement for the matrices of calls; its text may be longer than that of a call.
-        used_rows: number of rows of the replacement up to the last row that a call used.
+        matrix: the replacement, which may cover a longer sequence than a call does.
+        used_rows: number of leading rows of the replacement that calls have used.
     """
 
     matrix: Matrix | None = None
@@ -80,7 +80,7 @@ class OutputEdit(Edit):
     """An edit that changes the output of heads, ``[batch, heads, q_len, value_dim]``.
 
     Attributes:
-        factor: a number, or a tensor that broadcasts to the output, by which the output is multiplied.
+        factor: multiplies the output; a number, or a tensor that broadcasts to the output.
         how: how to remove the output before the factor is applied; None keeps the output.
         seed: selects the other batch item for "resample".
     """
@@ -110,7 +110,7 @@ class OutputEdit(Edit):
 
 
 def checked_target(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | None]:
-    """Check the layer and the heads of an edit, and return them; a single head becomes a tuple."""
+    """Validate the layer and the heads of an edit, and return them; a single head becomes a tuple."""
     if not isinstance(layer, str) and not (is_integer(layer) and layer >= 0):
         raise type_error("layer", "be a name, or a number of 0 or more", shown(layer))
     if head is None:
@@ -122,7 +122,7 @@ def checked_target(layer: object, head: object) -> tuple[str | int, tuple[int, .
 
 
 def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
-    """Apply edits to the matrix of a call: first masks, then patterns, then changes to the output.
+    """Return the matrix of a call after its edits: first masks, then patterns, then changes to the output.
 
     Args:
         edits: the layer's edits, in the order in which they were added.
@@ -142,7 +142,7 @@ def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
         elif isinstance(edit, PatternEdit):
             assert edit.matrix is not None
             parts.append(ReplacedHeads(edited_heads, _rows_for(edit.matrix, matrix)))
-            is_part = edit.matrix.shape[2] > matrix.shape[2]  # the call contains the first keys of the pattern's text
+            is_part = edit.matrix.shape[2] > matrix.shape[2]  # the call covers the start of the pattern's sequence
             edit.used_rows = max(edit.used_rows, matrix.shape[3 if is_part else 2])
         elif isinstance(edit, OutputEdit):
             changes.append(edit.change)
@@ -156,10 +156,10 @@ def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
 
 
 class _StepRows(ByRows):
-    """The part of a text's causal matrix that corresponds to a decoding step within the text.
+    """The rows of a sequence's causal matrix that belong to one decoding step.
 
     Args:
-        inner: the matrix of the whole text.
+        inner: the matrix of the whole sequence.
         like: the matrix of the decoding step; its last query is aligned with its last key.
     """
 
@@ -181,7 +181,7 @@ class _StepRows(ByRows):
 
 
 def _rows_for(pattern: Matrix, matrix: Matrix) -> Matrix:
-    """Select the rows of a pattern that replace the matrix of a call.
+    """Return the rows of a pattern that replace the matrix of a call.
 
     Raises:
         ValueError: the pattern does not fit the call.
@@ -191,7 +191,7 @@ def _rows_for(pattern: Matrix, matrix: Matrix) -> Matrix:
     if own_heads == heads and own_batch in (1, batch):
         if (own_q, own_kv) == (q_len, kv_len):
             return pattern
-        if own_q == own_kv and q_len <= kv_len <= own_kv:  # a decoding step within the text of the pattern
+        if own_q == own_kv and q_len <= kv_len <= own_kv:  # a decoding step within the pattern's sequence
             return _StepRows(pattern, matrix)
-    rule = f"have the shape of the call, {list(matrix.shape)}, or come from a longer text"
-    raise value_error("pattern", rule, list(pattern.shape), hint="record the pattern on a text of the same length")
+    rule = f"have the shape of the call, {list(matrix.shape)}, or come from a longer sequence"
+    raise value_error("pattern", rule, list(pattern.shape), hint="record the pattern on an input of the same length")

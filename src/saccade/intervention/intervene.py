@@ -25,7 +25,7 @@ from saccade.integrations.redirected_call import Call, Redirected, without_free_
 from saccade.integrations.saccade_capture import holders_of
 from saccade.integrations.tensor_masks import joined
 from saccade.intervention.edits import Edit, Head, How, MaskEdit, OutputEdit, PatternEdit, checked_target, edited
-from saccade.intervention.sweep import Sweep, swept
+from saccade.intervention.sweep import Sweep, measured, swept
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
@@ -84,7 +84,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         return tuple(self._layers)
 
     def mask(self, layer: str | int, head: Head, rule: object) -> None:
-        """Cut edges: mask all pairs that ``rule`` does not allow. A query left without any key gets output 0.
+        """Mask all pairs that ``rule`` does not allow, cutting their edges. A query left without keys gets output 0.
 
         Args:
             layer: name of a layer, with ``*`` for any characters; or its index, in the order in which layers first
@@ -100,7 +100,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._add(MaskEdit(*checked_target(layer, head), mask=rule))
 
     def scale(self, layer: str | int, head: Head, factor: float | Tensor) -> None:
-        """Multiply the output of heads by a factor; 0.0 removes them.
+        """Multiply the output of heads by a factor; a factor of 0.0 removes them.
 
         Args:
             layer, head: see `mask`.
@@ -126,14 +126,14 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._add(OutputEdit(*checked_target(layer, head), how=how, seed=seed))
 
     def pattern(self, layer: str | int, head: Head, source: Recording | Matrix) -> None:
-        """Replace the attention matrix of heads by that of another run, without gradient; values are unchanged.
+        """Replace the attention weights of heads with those of another run, without gradient; values do not change.
 
         Args:
             layer, head: see `mask`; with a recording, the name or index of a single layer.
             source: a matrix with the same number of heads; or a recording with queries and keys, from which the matrix
-                of the same layer is used. The matrix has the batch size of the call, or 1. Its text may be longer than
-                a call, as needed for calls with a cache; rows that no call used cause a warning at the end of the
-                block.
+                of the same layer is used. The matrix has the batch size of the call, or 1. It may cover a longer
+                sequence than one call, as calls with a cache need; if its last rows are never used, there is a warning
+                at the end of the block.
         """
         if isinstance(source, Recording):
             source = source[layer].matrix
@@ -141,7 +141,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._add(PatternEdit(*checked_target(layer, head), matrix=source))
 
     def freeze(self, recording: Recording, layers: Iterable[str] | None = None) -> None:
-        """Combine recorded patterns with new values, by applying `pattern` to all heads of each recorded layer.
+        """Freeze the patterns of recorded layers, so that only values change: apply `pattern` to all their heads.
 
         Args:
             recording: a recording with queries and keys.
@@ -190,13 +190,13 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             self._warn_of_unused_rows()
 
     def _warn_of_unused_rows(self) -> None:
-        """Warn if a pattern is longer than the texts of all calls, so that they used only its first rows."""
+        """Warn if the calls have used only the first rows of a pattern."""
         for edit in self._edits:
             if isinstance(edit, PatternEdit) and edit.matrix is not None and edit.used_rows < edit.matrix.shape[2]:
                 warnings.warn(
-                    f"intervene: the pattern of layer {edit.layer!r} has {edit.matrix.shape[2]} rows, and the model's "
-                    f"texts used the first {edit.used_rows}; unless a generation ended early, record the pattern on a "
-                    "text of the same length",
+                    f"intervene: the pattern of layer {edit.layer!r} has {edit.matrix.shape[2]} rows, and the model "
+                    f"used only the first {edit.used_rows}; unless generation ended early, record the pattern on an "
+                    "input of the same length",
                     stacklevel=3,
                 )
                 return
@@ -206,7 +206,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         return f"{self._names[module]}:{number}" if number else self._names[module]
 
     def _edits_of(self, name: str) -> list[Edit]:
-        """Return the edits of a layer; the first call to this method for a layer assigns the layer's index."""
+        """Return the edits of a layer; the first call for a layer assigns the layer's index."""
         number = [*self._layers].index(name) if name in self._layers else len(self._layers)
         self._layers.setdefault(name, 0)
         return [
@@ -250,7 +250,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         unedited = intervene(model)
         unedited._counts_heads = True
         with torch.no_grad(), unedited:
-            baseline = float(measure())
+            baseline = measured(measure)
         chosen = None if layers is None else tuple(layers)
         heads = [
             (name, head)
@@ -265,14 +265,14 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         def without(layer: str, head: int) -> float:
             with torch.no_grad(), intervene(model) as edit:
                 edit.ablate(layer, head, how)
-                return float(measure())
+                return measured(measure)
 
         return swept(baseline, heads, without)
 
 
 @dataclass(frozen=True)
 class _Recomputed:
-    """The context in which a checkpoint is recomputed: an intervention with the edits of the forward pass."""
+    """A context for recomputing a checkpoint, in which the edits that were active in the forward pass apply again."""
 
     intervention: intervene
     edits: tuple[Edit, ...]
@@ -293,7 +293,7 @@ _RANKS = itertools.count()
 
 
 def _active(module: nn.Module) -> list[intervene]:
-    """Return the active interventions in models that contain a module, in the order in which they were entered."""
+    """Return the active interventions whose models contain a module, in the order in which they were entered."""
     found = [intervention for intervention in _ACTIVE if module in intervention._names]
     return sorted(found, key=lambda intervention: intervention._rank)
 
@@ -341,7 +341,7 @@ def _run(call: CapturedCall) -> Any:
 
 
 class _Calls:
-    """The handler of the attention calls that an intervention's model makes in its own code."""
+    """A handler that edits the attention calls that a model makes in its own code."""
 
     def __init__(self, intervention: intervene):
         self._intervention = intervention
@@ -352,7 +352,7 @@ class _Calls:
         return self._intervention._rank
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute an attention call in a module's own code, if it has edits."""
+        """Compute an attention call in a module's own code if the call has edits; otherwise return None."""
         if not _is_most_recent(self._intervention, site.module):
             return None  # the most recent intervention applies all edits
         number, site.calls = site.calls, site.calls + 1
@@ -369,7 +369,7 @@ class _Calls:
         return Redirected(matrix.matmul(call.value, dropout_p=call.dropout_p), matrix, call.value)
 
     def leave(self, site: Site, reason: str) -> None:
-        """Raise if uneditable attention belongs to an edited layer."""
+        """Raise an error if the layer has edits, because attention that stays in the model's code cannot be edited."""
         number, site.calls = site.calls, site.calls + 1
         edits = _edits_of(site.module, number)
         for edit in edits:

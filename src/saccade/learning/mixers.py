@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from saccade import masks, mechanisms
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
+from saccade.mechanisms.path import with_reflections
 from saccade.nn import ForgettingAttention, MultiHeadAttention, Recurrence, StateSpace
 
 
@@ -91,6 +92,30 @@ class LSTM(nn.Module):
         return out
 
 
+class PaTHAttention(nn.Module):
+    """A mixer of softmax attention with `PaTH`: every token has a vector and a strength with which it reflects keys.
+
+    Args:
+        width: number of channels.
+        heads: number of heads.
+    """
+
+    def __init__(self, width: int, heads: int = 8):
+        super().__init__()
+        self.heads, self.mechanism = heads, mechanisms.PaTH(width // heads)
+        self.inputs = nn.Linear(width, 4 * width, bias=False)
+        self.strength = nn.Linear(width, heads)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the attention of ``x [batch, length, width]``, in the same shape."""
+        split = self.inputs(x).unflatten(2, (4, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value, w = split.unbind()
+        keys = with_reflections(key, F.normalize(w, dim=-1), 2.0 * self.strength(x).sigmoid().mT)
+        out = self.mechanism(query, keys, mask=masks.Causal()) @ value
+        return self.output(out.transpose(1, 2).flatten(2))
+
+
 def attention_mixer(
     mask: Callable[[int, int], Mask | None], mechanism: Callable[[], Mechanism] | None = None, heads: int = 8
 ) -> Mixer:
@@ -153,15 +178,18 @@ MIXERS: Mapping[str, Mixer] = MappingProxyType(
         "Performer": attention_mixer(_causal, lambda: mechanisms.Performer(32)),
         "Linformer": Mixer(_linformer, sees_later=True),
         "forgetting": Mixer(lambda width, length, layer: ForgettingAttention(width, 8)),
+        "PaTH": Mixer(lambda width, length, layer: PaTHAttention(width)),
         "delta": _recurrence(mechanisms.Delta),
         "delta, 1 head": _recurrence(mechanisms.Delta, heads=1),
         "gated delta": _recurrence(mechanisms.Delta, decay="token"),
         "gated delta, 1 head": _recurrence(mechanisms.Delta, heads=1, decay="token"),
+        "gated delta 2": _recurrence(mechanisms.GatedDelta2, decay="channel"),
         "delta product": _recurrence(mechanisms.DeltaProduct),
         "RWKV-7": _recurrence(mechanisms.RWKV7),
         "mesa": _recurrence(mechanisms.Mesa, decay="token"),
         "SSD": _recurrence(lambda: mechanisms.SSD(8)),
         "SSD, 1 head": _recurrence(lambda: mechanisms.SSD(1), heads=1),
+        "Mamba-3": _recurrence(mechanisms.Mamba3),
         "S4D": Mixer(lambda width, length, layer: StateSpace(width, 16, projection_bias=False)),
         "LSTM": Mixer(lambda width, length, layer: LSTM(width)),
         "dilated CNN": Mixer(lambda width, length, layer: DilatedConvolutions(width, layer)),

@@ -1,4 +1,4 @@
-"""Masks and their algebra. A mask defines by position which query may attend to which key: True = may attend."""
+"""Masks and their algebra. A mask defines, by position, which query may attend to which key: True = may attend."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The algebra of masks: And, Or and Not combine masks, After shifts a mask."""
+"""The algebra of masks: And, Or and Not combine masks, and After shifts a mask."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Joined(_Formula):
         object.__setattr__(self, "_shape", self._joined_shape())
 
     def _joined_shape(self) -> tuple[int, int]:
-        """Return the joined masks' numbers of batch items and heads; raise an error unless these agree."""
+        """Return the numbers of batch items and heads of the joined masks. Raise an error if they do not match."""
         shapes = [part.shape for part in self.parts if part.shape != (1, 1)]
         for axis, name in enumerate(("batch items", "heads")) if len(shapes) > 1 else ():
             sizes = [shape[axis] for shape in shapes if shape[axis] != 1]
@@ -157,7 +157,7 @@ class Or(_Joined):
 
 @dataclasses.dataclass(frozen=True)
 class Not(_Formula):
-    """The complement of a mask, ``~a``: the pairs that the original mask does not allow."""
+    """The complement of a mask, ``~a``: the pairs that mask ``a`` does not allow."""
 
     part: Mask
 
@@ -194,7 +194,7 @@ class Not(_Formula):
 
 @dataclasses.dataclass(frozen=True)
 class After(Mask):
-    """A mask shifted by ``length`` positions; all positions before it are fully masked: ``mask.after(length)``."""
+    """A mask shifted by ``length`` positions, ``mask.after(length)``. The positions before are fully masked."""
 
     rule: Mask
     length: int
@@ -225,7 +225,7 @@ class After(Mask):
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         first, last = groups.first - self.length, groups.last - self.length
         some = last >= 0
-        # Skip rows before position `length`, up to the first row that is on the group's stride.
+        # Skip the rows before position `length`, and start at the first later row on the group's stride.
         start = np.where(some, np.maximum(first, first % groups.step), 0)
         some = some & (start <= last)
         shifted = KeyDomain(*(np.maximum(edge - self.length, 0) for edge in keys))

@@ -1,4 +1,4 @@
-"""Causality of masks: check whether a mask lets queries attend to later keys, which do not exist yet in decoding."""
+"""Causality of masks: whether a mask lets queries attend to later keys, which do not exist yet during decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROWS, _NEAR, _FAR = 64, 64, 32  # numbers of sampled rows, adjacent later keys,
 def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
     """Return whether a mask lets a query attend to a key after the last of ``positions``.
 
-    If the bounds of the mask are exact, they give the result. Otherwise, a sample of queries and keys is tested.
+    If the bounds of the mask decide the question, they are used. Otherwise, a sample of queries and keys is tested.
 
     Args:
         mask: the mask; None for full attention.
@@ -46,7 +46,7 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
 
 
 def _has_keys(spans: Spans) -> bool:
-    """Return whether any key range is non-empty, so that the mask allows a later key."""
+    """Return whether any of the ranges of later keys is non-empty."""
     return bool((spans.starts < spans.ends).any())
 
 

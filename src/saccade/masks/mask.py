@@ -1,4 +1,4 @@
-"""Mask: base class of masks. A mask defines by position which query may attend to which key."""
+"""Mask: base class of masks. A mask defines, by position, which query may attend to which key."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Domain(NamedTuple):
     keys: range | None = None
 
     def both(self, other: Domain) -> Domain:
-        """Return the positions that are in the domains of both masks."""
+        """Return the domain of a mask ``a & b``: the positions that are in the domains of both masks."""
         return Domain(_intersection(self.rows, other.rows), _intersection(self.keys, other.keys))
 
     def either(self, other: Domain) -> Domain:
-        """Return the smallest domain that contains the domains of two masks, including any gap between them."""
+        """Return the domain of a mask ``a | b``: the smallest one that contains both, including any gap in between."""
         return Domain(_hull(self.rows, other.rows), _hull(self.keys, other.keys))
 
     def after(self, length: int) -> Domain:
-        """Return the domain of a mask shifted by ``length`` positions. The positions before it attend to nothing."""
+        """Return the domain of a mask shifted by ``length`` positions, including these positions, which are masked."""
         return Domain(*(None if x is None else range(x.stop + length) for x in self))
 
     def times(self, size: int) -> Domain:
@@ -53,7 +53,7 @@ EVERYWHERE = Domain()
 
 
 class _NoArithmetic:
-    """Mixin of masks that raises errors with hints for arithmetic, ``and``, ``or``, ``not`` and ``len``."""
+    """Mixin that raises errors with hints for masks in arithmetic or with ``and``, ``or``, ``not`` or ``len``."""
 
     def _refuse(self, other: object) -> NoReturn:
         hint = "combine masks with & (both), | (either) and ~ (not); pass terms that are added to scores as bias="
@@ -83,8 +83,8 @@ class _NoArithmetic:
 class Mask(_NoArithmetic, ABC):
     """Base class of masks. A mask defines by *position* which query may attend to which key: ``allows(b, h, q, kv)``.
 
-    Masks are small immutable values that combine with ``&``, ``|`` and ``~``. A module has a pattern, each call may
-    pass a mask for its batch, and the two are joined with ``&``. A subclass must define `allows`. The other methods
+    Masks are small immutable values that are combined with ``&``, ``|`` and ``~``. A module has a pattern, each call
+    may pass a mask for its batch, and the two are joined by ``&``. A subclass must define `allows`. The other methods
     describe the structure of the mask, so that fewer pairs need to be computed. A mask without such a description is
     still exact.
 
@@ -96,45 +96,45 @@ class Mask(_NoArithmetic, ABC):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of batch items and of heads with different masks; 1 if all share a mask."""
+        """Numbers of batch items and heads with separate masks; 1 means that all share one mask."""
         if not self.made_of:
             return 1, 1
         return max([part.shape[0] for part in self.made_of]), max([part.shape[1] for part in self.made_of])
 
     @property
     def is_value(self) -> bool:
-        """True if two equal masks always allow the same pairs, so that plans may be cached.
+        """Whether two equal masks always allow the same pairs, so that plans may be cached.
 
-        By default True for frozen dataclasses only, since other objects may change between two calls.
+        By default, this is True only for frozen dataclasses, since other objects may change between two calls.
         """
         is_frozen = getattr(getattr(type(self), "__dataclass_params__", None), "frozen", False)
         return is_frozen and (not self.made_of or all(part.is_value for part in self.made_of))
 
     @property
     def calls_functions(self) -> bool:
-        """True if the mask calls a user's function, whose results may change between calls."""
+        """Whether the mask calls a user's function, whose results may change between calls."""
         return bool(self.made_of) and any(part.calls_functions for part in self.made_of)
 
     @property
     def is_causal(self) -> bool:
-        """True if the mask is known to hide all later keys from every query; if False, layers with a cache check it."""
+        """Whether the mask is known to hide later keys from every query. If not, layers with a cache check the mask."""
         return False
 
     @property
     def is_relative(self) -> bool:
-        """True if the mask is known to depend only on the distance between query and key."""
+        """Whether the mask is known to depend only on the distance between query and key."""
         return False
 
     @property
     def hides_keys_only(self) -> bool:
-        """True if the mask is known to hide the same keys from all queries and heads of a batch item."""
+        """Whether the mask is known to hide the same keys from all queries and heads of a batch item."""
         return False
 
     @property
     def is_fact_of_batch(self) -> bool:
-        """True if the mask may be valid for a single batch only, like a mask built from sequence lengths.
+        """Whether the mask may be valid for a single batch only, like a mask built from sequence lengths.
 
-        By default True if the mask distinguishes batch items, reads tensors or calls a function.
+        By default, this is True if the mask distinguishes batch items, reads tensors or calls a function.
         """
         is_fact = self.shape[0] != 1 or self.calls_functions or bool(self.tensors())
         return is_fact or any(part.is_fact_of_batch for part in self.made_of)
@@ -146,27 +146,27 @@ class Mask(_NoArithmetic, ABC):
 
     @abstractmethod
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return True where query position ``q`` may attend to key position ``kv``.
+        """Return whether each query position ``q`` may attend to each key position ``kv``.
 
         Args:
             b, h: int64 indices of batch items and heads.
-            q, kv: int64 positions. All four broadcast against each other.
+            q, kv: int64 positions. All four tensors broadcast against each other.
 
         Returns:
-            a bool tensor with the broadcast shape (or one that broadcasts to it).
+            A bool tensor with the broadcast shape (or a shape that broadcasts to it).
         """
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return two bounds per group of rows: keys visible to any row, and keys visible to all rows.
+        """Return two bounds for each group of rows: the keys visible to any row, and the keys visible to all rows.
 
-        The default implementation returns all keys and no keys.
+        By default, these are all keys and no keys, which is correct for every mask.
         """
         return Bounds.unknown(keys)
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the mask is constant on a box. Otherwise, return a hash key.
+        """Return True or False if the mask is constant in a box. Otherwise, return a hashable key.
 
-        The mask allows the same pairs in all boxes with equal hash keys.
+        The mask must allow the same pairs in all boxes with equal keys.
         """
         return (self if self.is_value else id(self), box)
 
@@ -175,18 +175,19 @@ class Mask(_NoArithmetic, ABC):
         return np.concatenate([np.zeros(0, dtype=np.int64), *(part.cuts(batch, rows) for part in self.made_of)])
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
-        """Return disjoint masks whose union is this mask. Each has a stride for its rows and keys.
+        """Return disjoint masks whose union is this mask, each with the stride between its rows and between its keys.
 
-        A term with stride s allows only pairs at multiples of s, so it can run on every s-th row and key.
+        A term with stride s allows only pairs whose distance is a multiple of s, so it can run on every s-th row and
+        key.
         """
         return [(1, self)]
 
     def atoms(self) -> tuple[Mask, ...]:
-        """Return the masks that are combined by ``&``, ``|`` and ``~``; only the mask itself if it is not combined."""
+        """Return the masks that this mask combines with ``&``, ``|`` and ``~``; only itself if it is not combined."""
         return (self,)
 
     def with_atoms(self, function: Callable[[Mask], Mask]) -> Mask:
-        """Apply ``function`` to each of the mask's `atoms` and return the resulting mask."""
+        """Return the mask with ``function`` applied to each of its `atoms`."""
         return function(self)
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -207,7 +208,7 @@ class Mask(_NoArithmetic, ABC):
 
         Args:
             q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
-            batch, heads: sizes; taken from the mask's `shape` when None.
+            batch, heads: numbers of batch items and heads; taken from the mask's `shape` when None.
             q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]`` as a tensor or list; -1 marks
                 padding. By default key j is at position j and query i at ``kv_len - q_len + i``.
 
@@ -230,9 +231,9 @@ class Mask(_NoArithmetic, ABC):
         return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
 
     def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:
-        """Return the plan of the mask, tiles that contain all allowed pairs, for default positions.
+        """Return the plan of the mask for default positions: tiles that contain all allowed pairs.
 
-        It raises the same errors as `to_dense`.
+        The errors are those of `to_dense`.
 
         Cost: see `saccade.plan.make`.
         """
@@ -243,7 +244,7 @@ class Mask(_NoArithmetic, ABC):
     def count(
         self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int | None = None
     ) -> int:
-        """Return the exact number of pairs that the mask allows, for default positions, over batch items and heads.
+        """Return the exact number of pairs that the mask allows at default positions, summed over items and heads.
 
         Cost: boxes in which the mask is constant are counted without evaluating it. Each distinct partial box is
             evaluated once.
@@ -277,7 +278,7 @@ class Mask(_NoArithmetic, ABC):
     def density(
         self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int | None = None
     ) -> float:
-        """Return the exact fraction of pairs that the mask allows, for default positions; 0 if there are no pairs.
+        """Return the exact fraction of pairs that the mask allows at default positions; 0 if there are no pairs.
 
         Cost: that of `count`.
         """
@@ -285,15 +286,15 @@ class Mask(_NoArithmetic, ABC):
         return self.count(q_len, kv_len, batch=batch, heads=heads) / pairs if pairs else 0.0
 
     def picture(self, q_len: int = 8, kv_len: int | None = None, *, batch: int = 0, head: int = 0) -> str:
-        """Return the mask as text with one line per query: ``1`` may attend, ``.`` may not; at most 128 x 128.
+        """Return the mask as text, one line per query: ``1`` for keys that it may attend to, ``.`` for others.
 
         Raises:
-            ValueError: there are more rows or columns, or the batch item or head does not exist.
+            ValueError: there are more than 128 rows or columns, or the batch item or head does not exist.
         """
         batch, head = size_of("batch", batch), size_of("head", head)
         for name, index, most in zip(("batch", "head"), (batch, head), self.shape, strict=True):
             if most > 1 and index >= most:
-                raise value_error(name, f"be below {most}, the number that the mask distinguishes", index)
+                raise value_error(name, f"be below {most}, the number in the mask's shape", index)
         items, heads = max(self.shape[0], batch + 1), max(self.shape[1], head + 1)
         shape = self._sizes(q_len, kv_len, items, heads)
         if max(shape[2:]) > _LARGEST_PICTURE:
@@ -303,7 +304,7 @@ class Mask(_NoArithmetic, ABC):
         return "\n".join(" ".join("1" if allowed else "." for allowed in row) for row in rows[batch, head].tolist())
 
     def after(self, length: int) -> Mask:
-        """Return the mask shifted by ``length`` positions, to make room for class tokens, for example.
+        """Return the mask shifted by ``length`` positions, for example to make room for class tokens.
 
         Position p is treated as p - length. The first ``length`` positions are outside the mask: they attend to nothing
         and are never visible. To make them visible, join another mask:
@@ -357,12 +358,12 @@ class Mask(_NoArithmetic, ABC):
         return masks.Or((_other_mask(other, "|"), self))
 
     def _sizes(self, q_len: object, kv_len: object, batch: object, heads: object) -> tuple[int, int, int, int]:
-        """Validate the sizes of the dense mask and replace None by the mask's `shape`, or ``kv_len`` by ``q_len``."""
+        """Validate the sizes of a dense mask. Replace None by the sizes in the `shape` of the mask, or by ``q_len``."""
         sizes: list[int] = []
         for name, size, most in (("batch", batch, self.shape[0]), ("heads", heads, self.shape[1])):
             sizes.append(most if size is None else size_of(name, size))
             if most > 1 and sizes[-1] > most:
-                raise value_error(name, f"be at most {most}, the number that the mask distinguishes", size)
+                raise value_error(name, f"be at most {most}, the number in the mask's shape", size)
         rows = size_of("q_len", q_len)
         return sizes[0], sizes[1], rows, rows if kv_len is None else size_of("kv_len", kv_len)
 

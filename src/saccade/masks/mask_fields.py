@@ -1,4 +1,4 @@
-"""Validate the fields of masks (lists, tensors, lengths, positions), and store constant tensors for each device."""
+"""Validation of mask fields (lists, tensors, lengths, positions), and constant tensors with a copy per device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE_BITS = 40
 
 
 def check_field(mask: object, name: str, least: int, *, bits: int = POSITION_BITS) -> None:
-    """Validate an integer field of a mask, at least ``least`` and below ``2 ** bits``, and store it as an int.
+    """Check that a field of a mask is an int of at least ``least`` and below ``2 ** bits``, and store it as an int.
 
     Raises:
         ValueError: the field is not an int within the limits.
@@ -34,9 +34,9 @@ def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hi
     """Convert a field of a mask (list, tensor, array or other iterable) to a list, without checking the items.
 
     Args:
-        name, rule, hint: texts for the error message.
+        name, rule, hint: parts of the error message.
         given: the argument.
-        is_ordered: whether the order matters, so that a set raises an error.
+        is_ordered: whether the order of the items matters, so that a set raises an error.
 
     Raises:
         TypeError: the field is not iterable, or is a string or mapping.
@@ -75,7 +75,7 @@ def check_readable(name: str, tensor: Tensor) -> None:
 
     Raises:
         ValueError: the tensor has no values (device "meta"), or is sparse or nested.
-        TypeError: the tensor's class does not store its values itself, like torch's ``CausalBias``.
+        TypeError: the tensor has a class that does not store its values in memory, like torch's ``CausalBias``.
     """
     check_holds_values(name, tensor)
     if tensor.is_meta:
@@ -86,14 +86,14 @@ def check_readable(name: str, tensor: Tensor) -> None:
 
 
 def size_of(name: str, size: object) -> int:
-    """Validate a size of a mask: a length or a number of items or heads. Tracing may use symbolic sizes."""
+    """Validate a size of a mask, such as a length or a number of heads. During tracing, it may be symbolic."""
     if isinstance(size, torch.SymInt):
         return size  # type: ignore[return-value]
     return check_int(name, size, 0, below=1 << SIZE_BITS)
 
 
 def written_out(given: GivenPositions, name: str, first: int, length: int, batch: int) -> Tensor:
-    """Convert positions for a mask to int64 ``[batch | 1, length]``. None counts from ``first``; -1 marks padding."""
+    """Convert positions for a mask to int64 ``[batch | 1, length]``; None means consecutive ones from ``first`` on."""
     if given is None:
         return torch.arange(first, first + length, device="cpu")[None]
     if isinstance(given, Tensor):
@@ -103,9 +103,9 @@ def written_out(given: GivenPositions, name: str, first: int, length: int, batch
 
 
 class Table:
-    """A constant tensor of a mask, with a copy on each device that needs it.
+    """A constant tensor of a mask, with a copy on each device where it is needed.
 
-    A compiler that traces ``allows`` into a kernel needs tensors that already exist, so call `on` for the device first.
+    A compiler that traces ``allows`` into a kernel needs existing tensors, so call `on` for the device first.
 
     Args:
         values: the entries.

@@ -1,4 +1,4 @@
-"""Cache of mask plans, with a separate cache for the single rows that decoding needs."""
+"""Cache of the plans of masks, with a separate cache for plans of single rows, which decoding needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _cached_row_plan = lru_cache(maxsize=64)(RowPlan)
 def plan_of(
     mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
-    """Return the plan of a mask. It is cached if equal masks always allow the same pairs (``is_value``)."""
+    """Return the plan of a mask, cached if equal masks always allow the same pairs (``is_value``)."""
     if torch.compiler.is_dynamo_compiling():  # run NumPy's index arithmetic instead of tracing it
         outside: Callable[..., Plan] = torch.compiler.disable(_computed_plan)
         return outside(mask, shape, q_first, kv_first, whole_rows)
@@ -36,7 +36,7 @@ def plan_of(
 
 
 def _computed_plan(*args: Any) -> Plan:
-    """Build a mask's plan for the cache, and compute all lazy attributes of the plan."""
+    """Return a mask's plan with all of its lazy attributes computed."""
     plan = plan_of(*args)
     plan.is_full, plan.pairs, plan.tiles  # noqa: B018
     return plan

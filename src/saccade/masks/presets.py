@@ -33,8 +33,7 @@ def sliding_window(window: int) -> Mask:
     . . 1 1
 
     Args:
-        window: number of visible keys, including the query's own, at least 1. ``Window`` does not count
-            the query's own key.
+        window: number of visible keys, at least 1, including the query's own key (which ``Window`` does not count).
 
     Reference: Jiang et al. 2023, arXiv:2310.06825, section 2, whose window counts the same way.
     """
@@ -80,8 +79,8 @@ def bigbird(
     1 . . . . 1 1 1
     1 . 1 . . . 1 1
 
-    The mask is the same in training and evaluation, and for every number of keys: the global blocks are the first
-    blocks (some implementations use the first and the last), and the random blocks come from `Random`.
+    The mask is the same in training and evaluation, and for any number of keys: the global blocks are the first blocks
+    (some implementations use the first and the last), and the random blocks come from `Random`.
 
     Args:
         block_size: number of tokens in a block.
@@ -120,7 +119,7 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     1 . . 1 1
 
     Args:
-        sink_tokens: number of first positions that every later query sees, at least 0.
+        sink_tokens: number of positions at the beginning that every later query sees, at least 0.
         window: number of most recent keys, including the query's own, at least 1.
 
     Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2. The paper counts positions within the cache; here
@@ -146,7 +145,7 @@ def sparse_transformer(step: int) -> Mask:
     1 . . 1 1 1 1
 
     Args:
-        step: the stride; if it is near the square root of the length n, a query sees about 2 * sqrt(n) keys.
+        step: the stride. If it is close to the square root of the length n, a query sees about 2 * sqrt(n) keys.
 
     Reference: Child et al. 2019, arXiv:1904.10509, section 4.3 (the strided pattern, as the union of both heads' sets).
     """
@@ -175,11 +174,11 @@ def prefix_lm(length: int) -> Mask:
 
 @argument_hints(lengths="shared_prefix([8, 3, 4]): tokens of the prompt, then of each continuation")
 def shared_prefix(lengths: Sequence[int] | Sequence[Sequence[int]]) -> Mask:
-    """Return the mask of prompts with several continuations each: a continuation sees its prompt and itself.
+    """Return the mask for prompts with several continuations each: a continuation sees its prompt and itself.
 
     The prompt is computed once for all its continuations, as in group-based reinforcement learning or when sampling
-    several answers to a question. If the positions of each continuation continue from the prompt, every output equals
-    that of the prompt with a single continuation.
+    several answers to a question. If the positions of each continuation start after those of the prompt, every output
+    equals the one for the prompt with this continuation alone.
 
     >>> print(shared_prefix([2, 2, 2]).picture(6))
     1 . . . . .

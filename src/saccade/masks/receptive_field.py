@@ -1,4 +1,4 @@
-"""Receptive fields: the mask of all token pairs that are connected through several layers with the same mask.
+"""Receptive fields: masks of all token pairs that are connected through several layers with the same mask.
 
 A layer with a residual connection lets a token see itself (I) and the keys that the mask M allows. L layers therefore
 connect the pairs of the boolean matrix power (I or M) ** L. The following forms are exact at every length:
@@ -13,9 +13,9 @@ connect the pairs of the boolean matrix power (I or M) ** L. The following forms
     Causal & (window | first tokens)            Causal & (window L times as wide | first tokens); also streaming
     Causal & (Window(s - 1, 0) | Strided(s))    L >= 2: Causal, since strides and shorter steps reach any key
 
-Global tokens after the first do not help, because a shorter sequence may not contain them. In general ``&`` does not
+Global tokens after the first do not help, because a shorter sequence may not contain them. In general, ``&`` does not
 commute with powers: (A & B) ** L is contained in A ** L & B ** L and may be smaller. For windows and contiguous
-documents both are equal, since some path stays between its endpoints.
+documents, the two are equal, since some path stays between its endpoints.
 
 Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (L layers of a window); Child et al. 2019,
 arXiv:1904.10509, section 4.2 (two steps of a strided pattern reach any position).
@@ -66,8 +66,8 @@ def through_layers(mask: Mask, layers: int) -> Mask:
             return Full()
         case And() if _reaches_all_earlier(mask):
             return Causal()
-    reason = f"the receptive field of {mask} is not exactly one rule"
-    hint = "saccade.auditing.Reach moves sets of tokens through the layers of any rule"
+    reason = f"the receptive field of {mask} has no known form as a single mask"
+    hint = "saccade.auditing.Reach computes which tokens are connected through layers with any mask"
     raise unsupported(f"layers={layers}", [reason], hint=hint)
 
 
@@ -76,7 +76,7 @@ def _with_identity(mask: Mask) -> Mask:
 
 
 def _is_reflexive(mask: Mask) -> bool:
-    """Return whether the mask is known to be reflexive: each position of its domain sees itself."""
+    """Return whether the mask is known to be reflexive, that is, each position in its domain sees itself."""
     match mask:
         case Causal() | Full() | Window() | Strided() | Segments():
             return True
@@ -90,7 +90,7 @@ def _is_reflexive(mask: Mask) -> bool:
 
 
 def _is_transitive(mask: Mask) -> bool:
-    """Return whether the mask is known to be transitive: if a sees b and b sees c, then a sees c."""
+    """Return whether the mask is known to be transitive, that is, if a sees b and b sees c, then a sees c."""
     extent = window_sides(mask)
     if mask.hides_keys_only or isinstance(mask, Strided):  # all queries, or all of one residue class, see the same keys
         return True
@@ -108,7 +108,7 @@ def _is_transitive(mask: Mask) -> bool:
 
 
 def _is_contiguous(mask: Mask) -> bool:
-    """Return whether the mask joins windows and documents by ``&``, so that paths may stop anywhere in between."""
+    """Return whether the mask joins only windows and documents by ``&``, so that some path stays between its ends."""
     match mask:
         case Documents():
             return mask.rule is None or _is_contiguous(mask.rule)
@@ -118,13 +118,13 @@ def _is_contiguous(mask: Mask) -> bool:
 
 
 def _is_window_and_first(mask: Mask) -> bool:
-    """Return whether the mask is a union of windows and first tokens, restricted to earlier keys."""
+    """Return whether the mask is a union of windows and first tokens, joined with a causal mask."""
     parts = _union_under_causal(mask)
     return bool(parts) and all(_shows_first_tokens(part) or window_sides(part) is not None for part in parts)
 
 
 def _reaches_all_earlier(mask: Mask) -> bool:
-    """Return whether a causal window fills the gaps between strides, so that two layers reach any earlier key."""
+    """Return whether the mask has a causal window as wide as its stride, so that two layers reach any earlier key."""
     parts = _union_under_causal(mask)
     width = max((extent[0] for extent in map(window_sides, parts) if extent is not None), default=-1)
     return any(isinstance(part, Strided) and part.step <= width + 1 for part in parts)
@@ -156,7 +156,7 @@ def _shows_first_tokens(mask: Mask) -> bool:
 
 
 def _over_layers(atom: Mask, layers: int) -> Mask:
-    """Return the receptive field of one part of a mask over several layers."""
+    """Return the receptive field of one atom of a mask over several layers."""
     if isinstance(atom, Window):
         left, right = (None if width is None else layers * width for width in (atom.left, atom.right))
         return Window(left, right)

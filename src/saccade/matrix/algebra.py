@@ -19,7 +19,7 @@ class ByRows(DerivedMatrix):
     """Base class of matrices that are computed for one head of one batch item, a few complete rows at a time."""
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        """Compute some rows of one head of a sum or product, ``[rows, kv_len]`` in float32 or wider."""
+        """Return some rows of one head of the sum or product, ``[rows, kv_len]`` in float32 or wider."""
         raise NotImplementedError
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -31,13 +31,13 @@ class ByRows(DerivedMatrix):
 
 
 class Sum(ByRows):
-    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``. Each matrix uses the kernel that is fastest for it.
+    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``. Each matrix uses the kernel that suits it best.
 
     In general, rows are not distributions. Differential attention is ``(A1 - c * A2) @ value``.
 
     Args:
-        terms: pairs of a factor and a matrix. All matrices have the same shape, dtype and device. A factor is a number,
-            a tensor ``[heads, 1, 1]`` with one for each head, or ``[batch, heads, q_len, 1]`` with one for each row.
+        terms: pairs of a factor and a matrix. All matrices have the same shape, dtype and device. A factor is a number
+            or a tensor: ``[heads, 1, 1]``, with one number per head, or ``[batch, heads, q_len, 1]``, one per row.
 
     Cost: a product costs one product for each matrix. Statistics read rows of all matrices, a megabyte at a time.
 
@@ -67,7 +67,7 @@ class Sum(ByRows):
 
     @property
     def kv_heads(self) -> int:
-        """Number of value heads that fits all matrices of the sum."""
+        """Number of value heads that all matrices of the sum accept."""
         counts = {matrix.kv_heads for _, matrix in self.terms}
         return counts.pop() if len(counts) == 1 else self.shape[1]
 
@@ -104,8 +104,8 @@ class Chain(ByRows):
         first: ``[batch, heads, q_len, m]``.
         second: ``[batch, heads, m, kv_len]``.
 
-    Cost: a product with values costs one product with each matrix. Statistics take one transposed product with the
-    second matrix per megabyte of rows.
+    Cost: a product with values costs one product with each matrix. Statistics read all blocks of the second matrix
+    again for each megabyte of rows.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -162,7 +162,7 @@ class Chain(ByRows):
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """Multiply a matrix by values, which may have a different number of heads than the matrix has key heads."""
+    """Multiply a matrix by values whose number of heads may differ from the matrix's number of key heads."""
     groups, value_heads = matrix.kv_heads, value.shape[1]
     if value_heads == groups:
         return matrix.matmul(value)
@@ -180,9 +180,9 @@ def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
 
 
 def check_weights(matrix: Matrix) -> None:
-    """Raise an error for score matrices. Their sums and multiples are meaningless because masked pairs are -inf."""
+    """Raise an error for score matrices. Their sums and products are meaningless, because masked pairs are -inf."""
     if matrix.hidden:
-        reason = f"hidden pairs are {matrix.hidden} there, not 0"
+        reason = f"masked pairs of a score matrix are {matrix.hidden}, not 0"
         raise unsupported("a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
 
 
@@ -199,14 +199,14 @@ def check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str)
 
 
 def _part_of_factor(factor: float | Tensor, batch: int, head: int, rows: range) -> float | Tensor:
-    """Slice a factor to some rows of one head."""
+    """Return the part of a sum's factor that applies to some rows of one head."""
     if not isinstance(factor, Tensor) or factor.dim() == 0:
         return factor
     return factor[head, 0, 0] if factor.dim() == 3 else factor[batch, head, as_slice(rows)]
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """Check the factor of a matrix in a sum and convert it to the shape in which `Sum` stores factors."""
+    """Check the factor of a matrix in a sum, and convert it to the form in which `Sum` stores factors."""
     if is_number(factor):
         return float(factor)
     batch, heads, q_len, _ = matrix.shape

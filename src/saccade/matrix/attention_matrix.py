@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class OfInputs(Matrix):
-    """Base class of `AttentionMatrix` and `ScoreMatrix`, which are computed from checked inputs."""
+    """Base class of `AttentionMatrix` and `ScoreMatrix`, the matrices that are computed from checked inputs."""
 
     inputs: AttentionInputs
 
@@ -76,7 +76,7 @@ class OfInputs(Matrix):
 
     @abstractmethod
     def _of(self, inputs: AttentionInputs) -> Self:
-        """Return a matrix of the same class for different inputs."""
+        """Return a matrix of the same class as this one, computed from different inputs."""
 
     @outside_graphs
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
@@ -121,9 +121,9 @@ class ScoreMatrix(OfInputs):
     """The lazy matrix of attention scores: scaled, capped and biased, -inf for masked pairs.
 
     Useful operations are indexing, `to_dense`, `topk` and ``pooled(bins, how="max")``. Sums that include a masked pair
-    are -inf. The matrix has no products, since values are multiplied by weights.
+    are -inf. The matrix has no products, because values are multiplied by weights, not by scores.
 
-    Cost: computing complete rows, a megabyte at a time.
+    Cost: complete rows are computed, a megabyte at a time.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -288,10 +288,10 @@ class AttentionMatrix(OfInputs):
             value: ``[batch, kv_heads, kv_len, value_dim]``; ``value_dim`` may differ from ``head_dim``.
             dropout_p: probability that a weight is dropped *in this product*; A itself is never changed.
             seed: dropout seed, from 0 to 2**63 - 1; drawn from torch's generator when None. The same seed drops the
-                same (batch item, head, query position, key position).
+                same weights: those with the same batch item, head, query position and key position.
 
         Returns:
-            ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
+            ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row without visible keys.
         """
         request = Request(dropout_p, self.impl, seed)
         if is_one_operation():
@@ -329,7 +329,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows sum to 1 (or 0), which holds unless there is a sink."""
+        """Whether rows sum to 1 (or 0 without visible keys), which is the case unless there is a sink."""
         return self.inputs.sink_logit is None
 
     @outside_graphs
@@ -340,7 +340,7 @@ class AttentionMatrix(OfInputs):
 
     @outside_graphs
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
-        """Report which kernel ``A @ value`` runs, why other kernels do not run, and the cost."""
+        """Return a report on ``A @ value``: the kernel that runs, why other kernels do not run, and the cost."""
         from saccade.engine.explanation import Explanation  # noqa: PLC0415  only this method needs it
 
         dropout.check(dropout_p)

@@ -17,8 +17,8 @@ from saccade.matrix.attention_matrix import AttentionMatrix, matrix_from_inputs
 __all__ = ["SelectedBlocks", "restrict_to_blocks", "select_blocks", "stable_topk"]
 
 _BY_BLOCK, _GATHERED = ByBlock(), Gathered()
-_GATHER, _FEW = 32, 8  # cost of a gathered key relative to a key in a tile; most queries in a decoding step
-_SMALLEST = 16  # smallest block whose products take longer than gathering its rows
+_GATHER, _FEW = 32, 8  # cost of a gathered key relative to a key in a tile; maximum number of queries to decode
+_SMALLEST = 16  # smallest block for which matrix products take longer than gathering rows
 
 
 def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> AttentionMatrix:
@@ -37,7 +37,7 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
 
 
 def _kernel_for(inputs: AttentionInputs, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
-    """Return the block-sparse kernel if it supports the inputs and is faster. Otherwise return "auto"."""
+    """Return the fastest block-sparse kernel for the inputs, or "auto" if none can run them or others are faster."""
     _, heads, q_len, kv_len = inputs.shape
     if _BY_BLOCK.verdict(inputs, Request()).cannot:
         return "auto"

@@ -53,7 +53,7 @@ class DenseMatrix(Matrix):
 
     @cached_property
     def is_signed(self) -> bool:
-        """True if any weight is below 0."""
+        """Whether any weight of the matrix is negative."""
         return bool((self.weights < 0).any())
 
     @cached_property

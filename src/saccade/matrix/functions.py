@@ -25,7 +25,7 @@ from saccade.support.argument_hints import unexpected_argument
 from saccade.support.torch_modes import is_one_operation, is_tracing, is_transformed, num_dispatch_modes
 
 OBSERVERS: list[Callable[[AttentionInputs, Impl], None]] = []
-"""Functions called with the inputs after each `attention` or `attention_with_lse`. A recording adds its own."""
+"""Functions called with the inputs after each `attention` or `attention_with_lse`. Recordings add theirs here."""
 
 
 def attention(
@@ -48,8 +48,8 @@ def attention(
     """Compute exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
     Args:
-        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor if key and value are nested. Each nested item
-            attends only to itself. Items run as one packed sequence, and the mask applies to positions within an item.
+        query: ``[batch, heads, q_len, head_dim]``, or a nested tensor if key and value are nested as well. Each nested
+            item attends only to itself. Items run as one packed sequence, and the mask uses positions within an item.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.

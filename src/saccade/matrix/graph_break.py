@@ -1,4 +1,4 @@
-"""Run matrix methods outside of compiled graphs, because they loop over blocks whose number depends on the inputs."""
+"""Run matrix methods outside of compiled graphs, because the number of blocks in their loops depends on the inputs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def outside_graphs(method: F) -> F:
     """Decorate a method of a matrix so that a compiled program runs it between two graphs.
 
-    With ``fullgraph=True`` the compiler raises its own error, which contains the reason. An exported program cannot
-    call Python, so there the method raises an `UnsupportedError`.
+    With ``fullgraph=True``, the compiler raises an error that contains the reason. An exported program cannot call
+    Python, so the method raises an `UnsupportedError` during export.
     """
 
     @functools.wraps(method)

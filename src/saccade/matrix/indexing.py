@@ -1,4 +1,4 @@
-"""Indexing of lazy matrices: parts ``A[batch, head, rows, columns]``, and nonzero weights as a sparse tensor."""
+"""Indexing of lazy matrices, ``A[batch, head, rows, columns]``, and conversion to a sparse tensor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _AXES = ("batch", "head", "query", "key")
 
 
 def part_of(matrix: Matrix, index: object) -> Tensor:
-    """Return the part ``matrix.to_dense()[index]`` of a matrix without computing the rest.
+    """Return ``matrix.to_dense()[index]`` without computing the other parts of the matrix.
 
     Args:
         matrix: any matrix.
@@ -111,7 +111,7 @@ def _four_indices(index: object) -> tuple[int | slice, int | slice, int | slice,
 
 
 def _span(part: int | slice, axis: int, size: int) -> range:
-    """Convert one element of a matrix index, an int or a slice, to the range that it selects along an axis."""
+    """Convert one element of a matrix index, an int or a slice, to the range that it selects along its axis."""
     if isinstance(part, slice):
         for edge in (part.start, part.stop, part.step):
             if edge is not None and not is_integer(edge):
@@ -129,7 +129,7 @@ def _slice_of_one(place: int) -> slice:
 
 
 def _shared_indices(first: range, second: range) -> tuple[Tensor, Tensor]:
-    """Return the offsets, in the first and in the second range, of the row or column indices that both contain."""
+    """Return the row or column indices that two ranges share, as offsets in the first and in the second range."""
     indices = torch.arange(first.start, first.stop, first.step, device="cpu")
     steps = (indices - second.start).div(second.step, rounding_mode="floor")
     is_shared = (steps * second.step + second.start == indices) & (steps >= 0) & (steps < len(second))

@@ -1,4 +1,4 @@
-"""Matrix: base class of lazy attention matrices. They are never stored; every operation is based on `blocks`."""
+"""Matrix: base class of lazy attention matrices, which are never stored. All operations are based on `blocks`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Matrix(Operators, ABC):
 
     @abstractmethod
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        """Yield the matrix as complete rows, about a megabyte at a time; rows that appear in no block are 0.
+        """Yield the matrix in blocks of complete rows, about a megabyte each. Rows that are in no block are 0.
 
         Args:
             batch, head, rows: restrict the blocks to one batch item, one head and a range of rows with step 1; None
@@ -69,16 +69,16 @@ class Matrix(Operators, ABC):
         """
 
     def entries(self, block: Block) -> Tensor:
-        """Return the matrix's entries at the rows and columns of a block, such as a block of another matrix.
+        """Return the entries of this matrix at the rows and columns of a block, for example of another matrix's block.
 
         Args:
-            block: only its ``batch``, ``heads``, ``rows`` and ``columns`` are read.
+            block: the block; only its ``batch``, ``heads``, ``rows`` and ``columns`` are read.
 
         Returns:
-            ``[batch, heads, rows, columns]`` of the block, in float32 or wider.
+            ``[batch, heads, rows, columns]``, with the sizes of the block, in float32 or wider.
 
-        Cost: computes complete rows of the block's heads; a `saccade.matrix.GradientMatrix` computes only these
-        entries.
+        Cost: complete rows of the block's heads are computed, except that a `saccade.matrix.GradientMatrix` computes
+        only these entries.
         """
         items, heads = (range(size)[part] for size, part in zip(self.shape, (block.batch, block.heads), strict=False))
         rows, keys = as_slice(block.rows), block.keys
@@ -86,7 +86,7 @@ class Matrix(Operators, ABC):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows are distributions: non-negative entries with sum 1 (or 0 in a row without visible keys)."""
+        """Whether rows are distributions: non-negative entries that sum to 1 (or 0 in a row without visible keys)."""
         return True
 
     @property
@@ -96,7 +96,7 @@ class Matrix(Operators, ABC):
 
     @property
     def mT(self) -> Transposed[Matrix]:
-        """Transposed matrix, for ``A.mT @ x``: the attention that each key receives, weighted by x."""
+        """Transposed matrix. ``A.mT @ x`` is the attention that each key receives, weighted by x."""
         return Transposed(self)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
@@ -106,14 +106,13 @@ class Matrix(Operators, ABC):
             value: ``[batch, kv_heads, kv_len, value_dim]``.
             dropout_p: probability that a weight is dropped *in this product*; A itself is never changed.
             seed: dropout seed, from 0 to 2**63 - 1; drawn from torch's generator when None. The same seed drops the
-                same (batch item, head, query position, key position).
+                same weights: those with the same batch item, head, query position and key position.
 
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the value's dtype.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
-        dropout.check(dropout_p)
-        dropout.check_seed(seed)
+        dropout.check(dropout_p, seed)
         seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
         batch, heads, q_len, _ = self.shape
         shape, wide = (batch, heads, q_len, value.shape[3]), wide_dtype(value.dtype)
@@ -163,8 +162,8 @@ class Matrix(Operators, ABC):
             TypeError: an argument is not a statistic.
             UnsupportedError: a statistic requires rows that are distributions, and `is_stochastic` is False.
 
-        Cost: the weights are computed once for all statistics, a block at a time. Memory for the results and one block.
-        No gradients are recorded.
+        Cost: the weights are computed once for all statistics, a block at a time. Memory is needed for the results and
+        one block. No gradients are recorded.
 
         Example:
             >>> from saccade import AttentionMatrix
@@ -192,12 +191,8 @@ class Matrix(Operators, ABC):
             results |= {index: statistic.finish(states[index]) for index, statistic in rest.items()}
             return tuple(results[index] for index in range(len(statistics)))
 
-    def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute several statistics in one pass. This is the former name of `compute`."""
-        return self.compute(*statistics)
-
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Return the results of statistics that can be computed without `blocks`, by index in ``statistics``."""
+        """Compute those statistics that do not need `blocks`, and return their results by index in ``statistics``."""
         return {}
 
     @outside_graphs
@@ -217,7 +212,7 @@ class Matrix(Operators, ABC):
 
     @outside_graphs
     def pooled(self, bins: int, *, how: How = "mean") -> Tensor:
-        """Return a reduced matrix of at most ``bins`` × ``bins`` per item and head; see `saccade.statistics.Pooled`."""
+        """Return each head's matrix reduced to at most ``bins`` × ``bins`` entries; see `saccade.statistics.Pooled`."""
         return self.compute(statistics.Pooled(bins, how))[0]
 
     @outside_graphs
@@ -228,8 +223,8 @@ class Matrix(Operators, ABC):
             TypeError: ``parts`` is not a `saccade.statistics.Parts`.
             UnsupportedError: the rows are not distributions, for a reason other than a sink.
 
-        Cost: about two passes over `blocks`. ``parts`` take one more pass over the blocks and one over uniform
-        attention.
+        Cost: about two passes over `blocks`. With ``parts``, there is one more pass over the blocks and one over
+        uniform attention.
         """
         from saccade.statistics.summary import summary_of  # noqa: PLC0415  only this method needs it
 
@@ -239,8 +234,8 @@ class Matrix(Operators, ABC):
         """Return uniform attention under the same mask: each query spreads its weight evenly over its visible keys.
 
         A statistic of the result is the exact uniform baseline of that statistic: ``A.uniform().compute(statistic)``,
-        or ``statistic.uniform(A)``. A query without visible keys has a row of 0. If the matrix is not computed from a
-        mask, a key is visible if its weight is not 0.
+        or ``statistic.uniform(A)``. The row of a query without visible keys is 0. If the matrix is not computed from a
+        mask, a key counts as visible if its weight is not 0.
 
         Raises:
             UnsupportedError: the matrix has no mask, and its rows are not distributions.
@@ -277,7 +272,7 @@ class Matrix(Operators, ABC):
 
     @outside_graphs
     def __getitem__(self, index: Index) -> Tensor:
-        """Return any part of the matrix: ``A[b, h, i]`` is the row of query i, head h, batch item b, ``[kv_len]``.
+        """Return a part of the matrix: ``A[b, h, i]`` is the row of query i in head h of batch item b, ``[kv_len]``.
 
         ``A[b, h]`` is one head's matrix, ``A[b, h, i:j, k:l]`` a part of it, ``A[..., i, j]`` one weight of each head.
         Only the requested rows are computed, and the rows between them if the step is below 16.
@@ -285,7 +280,7 @@ class Matrix(Operators, ABC):
         return part_of(self, index)
 
     def to(self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None) -> Self:
-        """Return the matrix on a different ``device`` or in another float ``dtype``: ``A.to("cuda", torch.half)``."""
+        """Return the matrix on another ``device`` or in another float ``dtype``, as in ``A.to("cuda", torch.half)``."""
         return moved(self, *target_of(target, kwargs))
 
     @outside_graphs
@@ -309,7 +304,7 @@ class Matrix(Operators, ABC):
         return dense
 
     def after_tracing(self) -> Self:
-        """Return the matrix after reading its traced masks, for methods that run outside of the graph."""
+        """Return the matrix with the masks of a traced program read, for methods that run outside of the graph."""
         return self
 
     def __repr__(self) -> str:
@@ -332,7 +327,7 @@ class Matrix(Operators, ABC):
         return dropout.keep(seed, b, h, q, kv, dropout_p)
 
     def _check_part(self, batch: object, head: object, rows: object) -> None:
-        """Raise an error unless ``batch``, ``head`` and ``rows`` are valid restrictions of `blocks`."""
+        """Raise an error unless ``batch``, ``head`` and ``rows`` are valid arguments of `blocks`."""
         for name, index, size in (("batch", batch, self.shape[0]), ("head", head, self.shape[1])):
             if index is None:
                 continue
@@ -348,7 +343,7 @@ class Matrix(Operators, ABC):
             raise value_error("rows", "be a range with step 1", rows)
 
     def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
-        """Check an operand of a matrix product and return it. Under autocast, convert it to the matrix's dtype."""
+        """Check and return an operand of a matrix product. Under autocast, it is converted to the matrix's dtype."""
         check_type(name, x, Tensor, "be a tensor")
         expected = (self.shape[0], heads, length)
         if x.dim() != 4 or x.shape[:3] != expected:
@@ -362,7 +357,7 @@ class Matrix(Operators, ABC):
 
 
 class DerivedMatrix(Matrix):
-    """A matrix computed from another one. By default, it has the same shape, dtype, device, heads, `is_stochastic`.
+    """A matrix computed from another matrix. By default, shape, dtype, device, heads and `is_stochastic` are the same.
 
     Args:
         inner: the other matrix.

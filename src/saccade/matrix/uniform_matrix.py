@@ -1,4 +1,4 @@
-"""UniformMatrix: attention where every query spreads its weight evenly over its visible keys."""
+"""UniformMatrix: attention in which every query spreads its weight evenly over its visible keys."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from saccade.statistics.row_block import Block
 
 
 class UniformMatrix(DerivedMatrix):
-    """Uniform attention over the visible keys of a matrix, found block by block; see `saccade.Matrix.uniform`.
+    """Uniform attention over the visible keys of a matrix, computed block by block; see `saccade.Matrix.uniform`.
 
     Args:
         matrix: the matrix whose visible keys get equal weights.
-        allowed: returns which pairs of a block the mask allows, bool, broadcastable to its weights.
+        allowed: a function that returns which pairs of a block are visible: bool, broadcastable to the block's weights.
 
-    Cost: that of the blocks of ``matrix``.
+    Cost: that of computing the blocks of ``matrix``.
 
     Example:
         >>> from saccade.matrix import DenseMatrix
@@ -46,7 +46,7 @@ class UniformMatrix(DerivedMatrix):
 
 
 def uniform_inputs(inputs: AttentionInputs) -> AttentionInputs:
-    """Return inputs with the same mask whose scores are all 0, so that visible keys share the attention evenly."""
+    """Return inputs with the same mask but scores of 0, so that each query attends evenly to its visible keys."""
     batch, heads, q_len, kv_len = inputs.shape
     dtype = inputs.compute_dtype
     return inputs.replaced(

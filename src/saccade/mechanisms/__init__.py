@@ -7,9 +7,11 @@ from saccade.mechanisms.compressive import CompressiveMemory
 from saccade.mechanisms.delta_product import DeltaProduct
 from saccade.mechanisms.differential import Differential
 from saccade.mechanisms.forgetting import Forgetting
+from saccade.mechanisms.gated_delta2 import GatedDelta2
 from saccade.mechanisms.gated_linear import SSD, Delta, GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
+from saccade.mechanisms.mamba3 import Mamba3
 from saccade.mechanisms.mesa import Mesa
 from saccade.mechanisms.native_sparse import NativeSparse
 from saccade.mechanisms.nystrom import Nystrom
@@ -39,9 +41,11 @@ __all__ = [
     "Nystrom",
     "GatedLinear",
     "Delta",
+    "GatedDelta2",
     "DeltaProduct",
     "RWKV7",
     "SSD",
+    "Mamba3",
     "Mesa",
     "S4D",
     "ShortConvolution",

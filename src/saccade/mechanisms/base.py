@@ -33,7 +33,7 @@ class Mechanism(ArgumentHints, nn.Module):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if the matrix depends only on dot products and the mask, in the same way in every head.
+        """Whether the matrix depends only on dot products and the mask, in the same way in every head.
 
         Caches may then pass heads as batch items, and may omit positions unless the mask needs them.
         """

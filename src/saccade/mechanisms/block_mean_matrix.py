@@ -47,7 +47,7 @@ class BlockMeanMatrix(LinearTimeMatrix):
         return self.attention.matmul(block_means(value, self.size))
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x`` from a product with the blocks; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x``, computed with one product over blocks; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         with without_autocast(self.device):
             return self._over_keys(self.attention.rmatmul(x).mT).mT.to(x.dtype)

@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 
     @property
     def is_placed(self) -> bool:
-        """True if the caller passed positions; a position below 0 then means padding."""
+        """Whether the caller passed positions; a position below 0 then means padding."""
         return self.q_positions is not None or self.kv_positions is not None
 
     @property

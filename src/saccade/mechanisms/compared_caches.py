@@ -1,4 +1,4 @@
-"""The size and error of caches that round keys and values, in compare()."""
+"""The size and error of caches, such as those that round keys and values, for compare()."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from saccade.mechanisms.softmax import Softmax
 from saccade.support.errors import UnsupportedError, type_error, value_error
 from saccade.support.language import Message
 
-_STEP = 64  # tokens of a call; more would read more keys before they are rounded
+_STEP = 64  # tokens per call; with more, more keys would be read before they are rounded
 
 
 class ComparedCache(NamedTuple):
-    """The result of reading a causal text from a cache, compared with exact attention.
+    """Accuracy and size of a cache on one sequence with causal attention, compared with exact attention.
 
     Attributes:
         name: class and settings of the cache.
         error_median, error_worst: median and largest relative error of the output's rows.
-        stored_bytes: size of the cache after the text.
-        share: that size divided by the size of a `saccade.caches.KVCache`.
-        reasons: why the cache cannot read these tensors; the numbers are then NaN.
+        stored_bytes: size of the cache after the sequence, in bytes.
+        share: ``stored_bytes`` divided by the size of a `saccade.caches.KVCache`.
+        reasons: why the cache does not support these tensors; the numbers are then NaN.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ComparedCache(NamedTuple):
 
 
 def check_caches(caches: object) -> None:
-    """Raise unless caches are a list of empty layer caches."""
+    """Raise an error unless ``caches`` is a list of empty layer caches."""
     hint = "[saccade.caches.Int8Cache(), saccade.caches.QuantizedCache(4)]"
     if not isinstance(caches, Sequence) or not all(isinstance(one, LayerCache) for one in caches):
         raise type_error("caches", "be a list of caches of one layer", repr(caches)[:80], hint=hint)
@@ -51,7 +51,7 @@ def check_caches(caches: object) -> None:
 def compared_caches(
     caches: Sequence[LayerCache], case: Case, rule: Mask, expected: Tensor
 ) -> tuple[ComparedCache, ...]:
-    """Read a causal text from a copy of each cache, and return sizes and errors.
+    """Run causal attention through a copy of each cache, and return their sizes and errors.
 
     Args:
         caches: empty caches.
@@ -62,7 +62,7 @@ def compared_caches(
     if not caches:
         return ()
     if not rule.is_causal or case.query.shape[2] != case.key.shape[2]:
-        reason = Message("a cache reads a causal text whose queries all have a key")
+        reason = Message("a cache needs a causal mask, and a key for each query")
         return tuple(ComparedCache(_name(one), reasons=(reason,)) for one in caches)
     _, whole = _read(KVCache(), case, rule)
     return tuple(_compared_cache(one, case, rule, expected, whole) for one in caches)
@@ -83,7 +83,7 @@ def _name(cache: LayerCache) -> str:
 
 
 def _read(cache: LayerCache, case: Case, rule: Mask) -> tuple[Tensor, int]:
-    """Return the output of a text that passes through a cache, and the size of the cache after it."""
+    """Return the output of attention through a cache, and the size of the cache afterwards, in bytes."""
     softmax, parts = Softmax(), []
     for some in zip(*(x.split(_STEP, 2) for x in case[:3]), strict=True):
         parts.append(cache.attend(softmax, *some, mask=rule))
@@ -97,5 +97,5 @@ def row_errors(out: Tensor, expected: Tensor) -> tuple[float, float]:
 
 
 def median_and_worst(x: Tensor) -> tuple[float, float]:
-    """Return the median and the largest of some numbers, or NaN for none."""
+    """Return the median and the maximum of a tensor, or NaN for both if it is empty."""
     return (float(x.median()), float(x.max())) if x.numel() else (math.nan, math.nan)

@@ -72,8 +72,9 @@ def compare(
         quality: a function that returns a number for a mechanism or mask, such as the accuracy of a model trained with
             it; `saccade.learning.quality_on` returns such a function. It is also called for exact attention. When None,
             quality is not measured.
-        caches: empty caches, such as ``[Int8Cache(), QuantizedCache(4)]``, that also get a row each: their size, and
-            the error of a causal text that is read from them, 64 tokens at a time. They stay empty.
+        caches: empty caches, such as ``[Int8Cache(), QuantizedCache(4)]``, to compare as well. Each gets a row with its
+            size and its error when the tensors pass through it as a causal sequence, 64 tokens at a time. The caches
+            stay empty.
 
     Raises:
         TypeError, ValueError: tensors whose shapes do not match, an object that is neither a mechanism nor a mask, or
@@ -196,7 +197,17 @@ def _compared(
         _peak_bytes(lambda: case.run(contender), case.query.device) + mask_bytes,
         crossing(ratios),
         max(ratios, default=0),
+        hides_nothing=isinstance(contender, Masked)
+        and errors[1] <= CLOSE
+        and _hides_nothing(contender.rule, case.mask, exact.shape),
     )
+
+
+def _hides_nothing(mask: Mask, reference: object, shape: tuple[int, int, int, int]) -> bool:
+    """Return whether a mask allows all pairs that the mask of the reference allows."""
+    allowed = as_mask(reference, shape)
+    batch, heads, q_len, kv_len = shape
+    return (allowed & ~mask).count(q_len, kv_len, batch=batch, heads=heads) == 0
 
 
 def _distances(matrix: Matrix, exact: Matrix, expected: Tensor) -> tuple[float, float]:

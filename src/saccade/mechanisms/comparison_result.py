@@ -31,6 +31,8 @@ class Compared(NamedTuple):
         timed_to: the longest timed length, in keys.
         reasons: why the mechanism cannot run on these inputs; the numbers are then NaN.
         quality: the result of the ``quality`` function passed to `saccade.compare`; NaN if none was passed.
+        hides_nothing: whether the row stands for a mask that hides none of the pairs on these inputs, so that it says
+            nothing about longer ones.
     """
 
     name: str
@@ -44,12 +46,15 @@ class Compared(NamedTuple):
     timed_to: int = 0
     reasons: tuple[str, ...] = ()
     quality: float = math.nan
+    hides_nothing: bool = False
 
     @property
     def verdict(self) -> str:
         """The median error in words: "close" up to 1 %, "rough" up to 10 %, and "too far off" above that."""
         if self.reasons:
             return Message("refused: {reasons}", reasons=joined(self.reasons))
+        if self.hides_nothing:
+            return Message("hides no pair at this length, so it equals exact attention; compare longer inputs")
         if math.isnan(self.error_median):
             return Message("nothing to compare: exact attention is 0 everywhere, or something is not finite")
         if self.error_median <= CLOSE:
@@ -88,7 +93,7 @@ class Comparison:
 
     def __str__(self) -> str:
         memory = "memory (measured)" if self.is_measured else "memory (counted)"
-        names = ("error", "worst", "distance", "worst", "time", memory, "faster from", "quality")
+        names = ("error", "worst error", "distance", "worst distance", "time", memory, "faster from (keys)", "quality")
         exact = [translated("exact"), *["-"] * 4, _duration(self.exact_seconds), _size(self.exact_memory_bytes), "-"]
         lines = [["", *map(translated, names)], [*exact, _number(self.exact_quality)]]
         for row in (*([] if self.sdpa is None else [self.sdpa]), *self.rows):
@@ -107,10 +112,10 @@ class Comparison:
 
     @property
     def _of_caches(self) -> list[str]:
-        """The lines of the caches: a table of errors beside sizes."""
+        """The lines of the table of caches, with their errors and sizes."""
         if not self.caches:
             return []
-        lines = [list(map(translated, ("", "error", "worst", "size", "of KVCache")))]
+        lines = [list(map(translated, ("", "error", "worst error", "size", "of KVCache")))]
         for row in self.caches:
             share = "-" if row.reasons else f"{row.share:.0%}"
             lines.append(
@@ -129,11 +134,13 @@ class Comparison:
             return "-"
         if row.faster_from is None:
             return translated("never up to {longest}", longest=row.timed_to)
-        return f"{'<= ' if row.faster_from == self.lengths[0] else ''}{row.faster_from}"
+        if row.faster_from == self.lengths[0]:
+            return translated("at most {length}", length=row.faster_from)
+        return str(row.faster_from)
 
 
 def _table(lines: list[list[str]]) -> list[str]:
-    """Return the lines of a table whose first column is aligned to the left."""
+    """Return the lines of a table with a left-aligned first column."""
     widths = [max(display_width(line[i]) for line in lines) for i in range(len(lines[0]))]
     return [
         "  ".join((right_aligned if i else left_aligned)(cell, width) for i, (cell, width) in enumerate(pairs)).rstrip()

@@ -114,7 +114,7 @@ class CompressiveMemory(Approximate):
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         parts = parts_of(mask)
-        neither = "{mask} is neither Causal nor Padding: a memory stores whole segments of one text"
+        neither = "{mask} is neither Causal nor Padding: a memory stores whole segments of one sequence"
         reasons = [
             Message(neither, mask=type(part).__name__)
             for part in parts

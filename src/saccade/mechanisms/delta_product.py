@@ -20,12 +20,12 @@ class DeltaProduct(Recurrence):
               S_{t,i} = S_{t,i-1} + \beta_{t,i} k_{t,i} \big( v_{t,i} - S_{t,i-1}^T k_{t,i} \big)^T, \qquad
               o_t = s\, S_{t,n}^T q_t
 
-    The state transition of a token is a product of n Householder matrices, which can permute what the state holds: with
-    :math:`\beta = 2` and two steps, rotate it. A single step is `Delta`. Without a decay, this is DeltaProduct; with a
-    decay, Gated DeltaProduct. Keys should have length 1, and :math:`0 \le \beta \le 2`.
+    The state transition of a token is a product of n Householder matrices. With :math:`\beta = 2`, it can permute the
+    contents of the state, and with two steps also rotate them. A single step is `Delta`. Without a decay, this is
+    DeltaProduct; with a decay, Gated DeltaProduct. Keys should have length 1, and :math:`0 \le \beta \le 2`.
 
-    Rows and columns of the matrix are tokens. For each step of each head, it has a separate head that weights the
-    values of that step. The output is the sum over the steps. ``A.total(value)`` computes it in one pass, as caches
+    Rows and columns of the matrix are tokens. For each step of each head, the matrix has a separate head, which weights
+    the values of that step. The output is the sum over the steps. ``A.total(value)`` computes it in one pass, as caches
     do, from the values of all steps side by side.
 
     Args:

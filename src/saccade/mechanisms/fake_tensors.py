@@ -35,17 +35,17 @@ def is_readable(*tensors: Tensor) -> bool:
 
 
 def is_surely_finite(x: Tensor) -> bool:
-    """Return whether a tensor is certainly finite. Unreadable tensors are not, except in a dry run."""
+    """Return whether a tensor is known to be finite. An unreadable tensor counts as finite only in a dry run."""
     return is_finite(x) if is_readable(x) else is_dry_run()
 
 
 def nonfinite_tokens(x: Tensor) -> Tensor | None:
-    """Return which tokens are not finite, bool ``[batch, heads, len]``, or None if all are certainly finite."""
+    """Return which tokens are not finite, bool ``[batch, heads, len]``, or None if all are known to be finite."""
     return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
 def marks_or_none(marks: Tensor) -> Tensor | None:
-    """Return bool marks, or None if no mark is True. Marks whose values cannot be read are returned unchanged."""
+    """Return bool ``marks``, or None if none is True. Unreadable marks are returned unchanged, except in a dry run."""
     return None if (not bool(marks.any()) if is_readable(marks) else is_dry_run()) else marks
 
 

@@ -1,4 +1,4 @@
-"""Forgetting: softmax attention whose scores decay by a gate of each token between query and key."""
+"""Forgetting: softmax attention whose scores decay by the gates of the tokens between key and query."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _LEAST = -1e4  # the logarithm of a gate of 0: its exponential is 0 in every dty
 
 
 class Forgetting(Approximate):
-    r"""Softmax attention with forget gates: a score decreases by the log gate of every token after its key.
+    r"""Softmax attention with forget gates: each score adds the log gates of the tokens after the key, up to the query.
 
     .. math:: A = \mathrm{softmax}_j \Big( s\, q_i \cdot k_j + \sum_{l=j+1}^{i} \log f_l \Big), \qquad
               f_l = \sigma(z_l)
 
-    The gates before their sigmoid, z, are the last channels of the keys, so that every cache stores, crops, copies and
-    saves them together with the keys, and decoding equals the whole run. Logarithms are summed in float64: the sums
-    grow with the length, and only their differences are rounded. Packed documents need no special treatment, since a
-    difference contains the gates of only one document. `with_gates` creates such keys;
-    `saccade.nn.ForgettingAttention` is the layer.
+    The gates before the sigmoid, z, are the last channels of the keys, so every cache stores, crops, copies and saves
+    them together with the keys, and decoding equals the full run. Logarithms are summed in float64: the sums grow with
+    the length, and only their differences are rounded. Packed documents need no special treatment, since a difference
+    contains the gates of only one document. `with_gates` creates such keys; `saccade.nn.ForgettingAttention` is the
+    layer.
 
     Args:
         head_dim: width of the queries, and of the keys without gates.
@@ -46,8 +46,8 @@ class Forgetting(Approximate):
         UnsupportedError: a mask other than Causal, Window, Documents of these, and masks that only hide keys (Padding);
             keys out of order; another bias.
 
-    Cost: that of `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless
-    decays add up to more than 128 between the first and the last key, since float32 sums for keys cannot resolve more.
+    Cost: that of `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless the
+    log decays between the first and the last key add up to more than 128, where float32 sums would be too imprecise.
 
     Example:
         >>> from saccade.masks import Causal
@@ -72,7 +72,7 @@ class Forgetting(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         reasons: list[str] = []
         if not mask.is_causal:
-            words = "{mask} is not causal: gates count from a key forward to the query"
+            words = "{mask} is not causal: gates apply from a key forward to later queries"
             reasons.append(Message(words, mask=type(mask).__name__))
         for part in parts_of(mask):
             inner = () if not isinstance(part, Documents) or part.rule is None else parts_of(part.rule)
@@ -86,7 +86,7 @@ class Forgetting(Approximate):
         return tuple(reasons)
 
     def with_bias(self, bias: Tensor | Bias) -> Mechanism:
-        """Raise an error, because the decays already are the bias of the scores."""
+        """Raise an error, because the decays are already the bias of the scores."""
         raise unsupported("bias", ["its decays are already the bias"], hint="mechanism=Softmax() adds one")
 
     def forward(
@@ -101,11 +101,11 @@ class Forgetting(Approximate):
         """Return the matrix of softmax attention with forget gates.
 
         Args:
-            query: ``[batch, heads, q_len, head_dim]``, or as wide as the keys; other channels are not read.
+            query: ``[batch, heads, q_len, head_dim]``, or as wide as the keys; extra channels are ignored.
             key: ``[batch, kv_heads, kv_len, head_dim + gates]``: one gate for each query head of a key head, or one
-                that they share.
-            mask: a causal mask. The gates of keys that no query sees do not count.
-            q_positions, kv_positions: positions of the tokens, ascending; -1 for padding, whose gates do not count.
+                gate for all of them.
+            mask: a causal mask. The gates of keys that no query sees are ignored.
+            q_positions, kv_positions: positions of the tokens, ascending; -1 for padding, whose gates are ignored.
         """
         hint = "mechanisms.forgetting.with_gates(key, gates) joins keys and gates"
         check_widths(query, key, self.head_dim, self.head_dim, hint=hint)
@@ -137,7 +137,7 @@ def with_gates(key: Tensor, gates: Tensor) -> Tensor:
 
     Args:
         key: ``[batch, kv_heads, kv_len, head_dim]``.
-        gates: the gates before their sigmoid, ``[batch, heads, kv_len]``: one for each query head. ``torch.logit(f)``
+        gates: the gates before the sigmoid, ``[batch, heads, kv_len]``: one for each query head. ``torch.logit(f)``
             converts gates between 0 and 1.
 
     Returns:
@@ -152,12 +152,12 @@ def with_gates(key: Tensor, gates: Tensor) -> Tensor:
 
 
 def check_widths(query: Tensor, key: Tensor, head_dim: int, width: int, *, hint: str, needs_gates: bool = True) -> None:
-    """Raise unless queries have ``head_dim`` channels, or as many as the keys, and keys ``width`` and their gates.
+    """Raise an error unless queries have ``head_dim`` channels, or as many as the keys, and keys ``width`` plus gates.
 
     Args:
         query, key: the arguments of a call.
         head_dim, width: width of the queries, and of the keys without gates.
-        hint: how to make such keys.
+        hint: the hint of the error, which names a function that creates such keys.
         needs_gates: whether keys must have gates.
     """
     facts = [describe("query", query), describe("key", key)]
@@ -173,15 +173,15 @@ def log_gates(gates: Tensor, groups: int) -> Tensor:
     """Return the logarithms of gates, float64 ``[batch, heads, kv_len]``.
 
     Args:
-        gates: the gates before their sigmoid, ``[batch, kv_heads, kv_len, 1 | groups]``.
-        groups: number of query heads of each key head.
+        gates: the gates before the sigmoid, ``[batch, kv_heads, kv_len, 1 | groups]``.
+        groups: number of query heads per key head.
     """
     logs = F.logsigmoid(gates.to(torch.float64)).clamp(min=_LEAST)
     return logs.expand(-1, -1, -1, groups).movedim(3, 2).flatten(1, 2)
 
 
 def last_keys(inputs: Inputs) -> Tensor:
-    """Return the last key whose gate counts for each query, int64 ``[batch | 1, q_len]``.
+    """Return the index of the last key whose gate applies to each query, int64 ``[batch | 1, q_len]``.
 
     Raises:
         UnsupportedError: keys are not sorted by position.
@@ -201,7 +201,7 @@ def last_keys(inputs: Inputs) -> Tensor:
 
 
 def _hidden_keys(inputs: Inputs) -> Tensor | None:
-    """Return the keys that no query sees, bool ``[batch | 1, kv_len]``; None if there are certainly none."""
+    """Return the keys that no query sees, bool ``[batch | 1, kv_len]``; None if there are known to be none."""
     _, kv = inputs.position_tables()
     is_marked = inputs.kv_positions is not None and inputs.kv_positions.run is None
     hidden = kv < 0 if is_marked else None

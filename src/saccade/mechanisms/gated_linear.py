@@ -1,4 +1,4 @@
-"""GatedLinear, Delta and SSD: linear attention with a state that decays, or that new tokens correct."""
+"""GatedLinear, Delta and SSD: linear attention with a state that decays or that new tokens correct."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def lightning(cls, num_heads: int, layer: int = 0, num_layers: int = 1) -> GatedLinear:
-        """Return MiniMax's lightning attention: gated linear attention with no scale and decays proportional to ALiBi.
+        """Return MiniMax's lightning attention: unscaled linear attention with decays proportional to ALiBi's slopes.
 
         Args:
             num_heads: a power of two.
@@ -183,7 +183,7 @@ class SSD(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """Return the matrix for the step sizes Δ, ``step [batch, num_heads, kv_len]``, at least 0; 1 when None."""
+        """Return the matrix for step sizes Δ of at least 0, ``step [batch, num_heads, kv_len]``; None for 1."""
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
         batch, _, _, length = inputs.shape
         if step is None:

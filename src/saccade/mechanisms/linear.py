@@ -71,7 +71,7 @@ class Linear(FeatureMechanism):
         counts = [of.values.shape[3] for of in mapped]
         if counts[0] != counts[1]:
             got = f"{counts[0]} and {counts[1]}"
-            raise value_error("features", "be equally many for queries and keys", got)
+            raise value_error("features", "be equal in number for queries and keys", got)
         return *mapped, None
 
     def _features(self, x: Tensor) -> Features:

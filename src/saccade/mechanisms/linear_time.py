@@ -38,8 +38,7 @@ class LinearTimeMatrix(Matrix):
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """Return ``A @ value`` in linear time, or pair by pair in quadratic time with dropout; see `Matrix.matmul`."""
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
-        dropout.check(dropout_p)
-        dropout.check_seed(seed)
+        dropout.check(dropout_p, seed)
         if dropout_p > 0.0:
             return super().matmul(value, dropout_p=dropout_p, seed=seed)
         with without_autocast(self.device):

@@ -30,7 +30,7 @@ class Linformer(Approximate):
     all keys and values that are averaged in a slot are equal. The length is fixed: a shorter sequence uses the first
     columns, and a longer one raises an error. A slot mixes keys of the full sequence, so the mechanism is not causal.
 
-    To inspect it, read `LinformerMatrix.slots`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``. Their
+    To inspect it, read `LinformerMatrix.slots()`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``. Their
     product, which is the matrix itself, is not a distribution over keys.
 
     Args:
@@ -115,7 +115,7 @@ class Linformer(Approximate):
         return LinformerMatrix(left, projection, tokens, dtype=inputs.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
-        """Raise if a key is at position ``kv_len`` or later. Unreadable positions are checked at run time."""
+        """Raise an error if a key is at position ``kv_len`` or later. Unreadable positions are checked at run time."""
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:

@@ -38,7 +38,7 @@ class LowRankMatrix(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """False: weights may be below 0, and rows need not sum to 1."""
+        """Always False, because weights may be below 0 and rows need not sum to 1."""
         return False
 
     @abstractmethod

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from saccade.mechanisms.checked_mechanism import Inputs
 from saccade.mechanisms.fake_tensors import is_readable
-from saccade.mechanisms.recurrences.mechanism import GatedRecurrence
+from saccade.mechanisms.recurrences.mechanism import GatedRecurrence, check_decay_of_tokens
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule
 from saccade.support.errors import value_error
@@ -21,34 +21,27 @@ from saccade.support.validation import check_number, register_tensor
 
 
 class MesaMatrix(RecurrenceMatrix):
-    """The lazy matrix of `Mesa`: a recurrence whose queries are solutions of linear systems, found for each product.
+    """The lazy matrix of `Mesa`: a recurrence whose queries are solutions of linear systems, solved for each product.
 
-    A state holds the keys' own state H, and behind it that of the values, ``[head_dim, head_dim + value_dim]``.
+    A state is the keys' own state H followed by the state of the values S, ``[head_dim, head_dim + value_dim]``.
     """
 
     def with_ridge(self, ridge: Tensor) -> MesaMatrix:
-        """Return the matrix with this ridge, ``[heads, head_dim]``."""
+        """Return a copy of the matrix with a new ridge, ``[heads, head_dim]``."""
         matrix, (lines, length, head_dim) = copy.copy(self), self._rule.key.shape
         rows = ridge.repeat(lines // max(1, len(ridge)), 1)[:, None]
-        matrix._rule = self._rule._replace(ridge=rows.expand(-1, length, head_dim))
+        matrix._rule = self._rule._replace(extras=(rows.expand(-1, length, head_dim),))
         return matrix
 
     def _state_size(self, value_dim: int) -> tuple[int, int]:
         head_dim = self._rule.key.shape[2]
         return head_dim, head_dim + value_dim
 
-    def _product(
-        self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        (batch, heads), head_dim = self.shape[:2], rule.key.shape[2]
-        of_keys = of_values = None
-        if state is not None:
-            of_keys, of_values = state.to(rule.key.dtype).split([head_dim, state.shape[3] - head_dim], 3)
-            of_keys = self._lines(of_keys)
+    def _run(self, rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
+        of_keys, of_values = state.split([rule.key.shape[2], value.shape[2]], 2)
         rule, last = _solved(rule, of_keys, segment, self.shape[2])
-        out, after = super()._product(rule, value, of_values, segment, blind)
-        last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
-        return out, torch.cat([last, after], 3)
+        out, after = super()._run(rule, value, of_values, segment)
+        return out, torch.cat([last, after], 2)
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
         return super()._transposed(_solved(rule, None, self._segment_of(rule), x.shape[1])[0], x)
@@ -59,7 +52,7 @@ class MesaMatrix(RecurrenceMatrix):
 
 
 class Mesa(GatedRecurrence):
-    r"""The mesa layer: a token reads the ridge regression of all earlier values on their keys.
+    r"""The mesa layer: each token reads the ridge regression of all values so far on their keys.
 
     .. math:: H_t = e^{g_t} H_{t-1} + \beta_t k_t k_t^T, \qquad S_t = e^{g_t} S_{t-1} + \beta_t k_t v_t^T, \qquad
               o_t = S_t^T (H_t + \Lambda)^{-1} q_t
@@ -80,8 +73,8 @@ class Mesa(GatedRecurrence):
             hide keys (Padding).
 
     Cost: that of `GatedLinear`, plus ``head_dim ** 3 / 3`` multiplications for each token and head. Every product and
-    every block of rows solves again. The backward pass stores one state for every 32 tokens. For decoding, a
-    `saccade.caches.RecurrentCache` stores ``head_dim * (head_dim + value_dim)`` elements per head.
+    every block of rows solves the systems again. The backward pass stores one state for every 32 tokens. For decoding,
+    a `saccade.caches.RecurrentCache` stores ``head_dim * (head_dim + value_dim)`` elements per head.
 
     Example:
         >>> from saccade.masks import Causal
@@ -108,9 +101,7 @@ class Mesa(GatedRecurrence):
 
     def _matrix(self, inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
         head_dim = inputs.key.shape[3]
-        if decay is not None and decay.dim() == 4 and decay.shape[3] != 1:
-            hint = "with a decay for each channel, the keys' own state would not be symmetric"
-            raise value_error("decay", "have one value for each token", list(decay.shape), hint=hint)
+        check_decay_of_tokens(decay, "with a decay for each channel, the keys' own state would not be symmetric")
         if beta is not None and is_readable(beta) and bool((low := (beta < 0) & beta.isfinite()).any()):
             raise value_error("beta", "be at least 0", f"{float(beta[low].min()):.3g}")
         ridge = self.ridge
@@ -133,7 +124,7 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
     Args:
         rule: the recurrence, with a ridge.
         state, segment: H before the first token, ``[sequences, head_dim, head_dim]``, and its segment.
-        rows: number of queries at the end that are read; all if None. The others become 0.
+        rows: number of queries at the end to solve for; None for all. Others may become 0.
     """
     lines, length, head_dim = rule.key.shape
     state = rule.key.new_zeros(lines, head_dim, head_dim) if state is None else state
@@ -143,7 +134,7 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
     is_recorded = torch.is_grad_enabled() or is_transformed() or torch.compiler.is_compiling()
     if torch.is_grad_enabled() and not is_transformed() and not torch.compiler.is_compiling():
         solve = partial(checkpoint, _solve_chunk, use_reentrant=False)
-    out = rule.query if is_recorded else torch.empty_like(rule.query)  # parts on the heap would tear it to pieces
+    out = rule.query if is_recorded else torch.empty_like(rule.query)  # separate small parts would fragment the heap
     for start in range(0, length if lines else 0, CHUNK):
         part = rule.of(slice(None), slice(start, start + CHUNK))
         query, state = solve(part, state, segment, start + CHUNK > first)
@@ -152,13 +143,13 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
             queries.append(query)
         else:
             out[:, start : start + CHUNK] = query
-    return rule._replace(query=torch.cat(queries, 1) if queries else out, ridge=None), state
+    return rule._replace(query=torch.cat(queries, 1) if queries else out, extras=()), state
 
 
 def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: bool) -> tuple[Tensor, Tensor]:
-    """Solve the systems of the tokens of a chunk; return the solutions (0 unless read) and the state after them."""
+    """Solve each token's linear system in a chunk. Return the solutions, or 0 unless ``is_read``, and the new state."""
     query, key, decay, beta, segments = rule[:5]
-    assert rule.ridge is not None
+    (ridge,) = rule.extras
     length = key.shape[1]
     sums = key.new_zeros(len(key), length, dtype=torch.float64) if decay is None else decay[..., 0].double().cumsum(1)
     rows = slice(None) if is_read else slice(length - 1, None)
@@ -175,9 +166,9 @@ def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: boo
     if not is_read:
         return torch.zeros_like(query), own[:, -1].clone()
     try:
-        factor = torch.linalg.cholesky(own + torch.diag_embed(rule.ridge))
+        factor = torch.linalg.cholesky(own + torch.diag_embed(ridge))
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         must = f"be large enough for the keys' own state to have an inverse in {key.dtype}"
         hint = "scale keys to length 1, increase ridge, or pass float64 tensors"
-        raise value_error("ridge", must, f"{float(rule.ridge.min()):.3g}", hint=hint) from error
+        raise value_error("ridge", must, f"{float(ridge.min()):.3g}", hint=hint) from error
     return torch.cholesky_solve(query[..., None], factor)[..., 0], own[:, -1].clone()

@@ -20,7 +20,7 @@ from saccade.support.torch_modes import CHOSEN_BY_VALUES, is_mapped, is_tracing,
 from saccade.support.validation import ShapeSpec, check_int, check_number
 
 _GATES = ShapeSpec("gates [batch, heads, q_len, 3]")
-_ROWS = 256  # rows whose selection a dry run forecasts at a time
+_ROWS = 256  # number of rows whose selection a dry run forecasts at a time
 
 
 class NativeSparse(Approximate):
@@ -31,7 +31,7 @@ class NativeSparse(Approximate):
               A^{\mathrm{cmp}} = \mathrm{softmax}(Q \bar K^\top)\, M, \quad \bar K = M K
 
     M takes the mean of each block of keys. A query reads the means of the blocks that end at its position or before;
-    while there are none, its row of :math:`A^{\mathrm{cmp}}` is 0. :math:`A^{\mathrm{slc}}` is an exact softmax over
+    if there are none, its row of :math:`A^{\mathrm{cmp}}` is 0. :math:`A^{\mathrm{slc}}` is an exact softmax over
     ``k`` blocks: those with the largest weights in the first branch, summed over the query heads that share a key head.
     The block that contains the query is always among them. :math:`A^{\mathrm{win}}` is an exact softmax over the last
     ``window`` keys. All three branches read the same keys and values.
@@ -56,7 +56,7 @@ class NativeSparse(Approximate):
         UnsupportedError: any mask except Causal, alone or with padding on the right; positions with gaps.
 
     Cost: O(n * (n / block_size + k * block_size + window) * head_dim). A step with a `saccade.caches.KVCache` reads all
-    keys and values once, to take their means. Under `torch.compile`, the matrix breaks the graph.
+    keys and values once, to take their means. Under `torch.compile`, the matrix causes a graph break.
 
     Example:
         >>> from saccade.masks import Causal
@@ -127,7 +127,7 @@ class NativeSparse(Approximate):
         """
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
         if inputs.starts[0] is None or inputs.starts[1] != 0:
-            reason = "blocks are counted from position 0, without gaps: padding is possible on the right, by a mask"
+            reason = "blocks are counted from position 0, without gaps; a mask can hide padding on the right"
             raise unsupported("positions", [reason], hint="one text at a time, or masks.Padding(lengths)")
         batch, heads, q_len, _ = inputs.shape
         if gates is not None:

@@ -1,4 +1,4 @@
-"""PaTH: softmax attention whose positions are products of Householder-like matrices of the tokens in between."""
+"""PaTH: softmax attention with data-dependent positions, products of one Householder-like matrix per token."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from saccade.support.errors import describe, value_error
 from saccade.support.torch_modes import is_transformed, without_autocast
 from saccade.support.validation import check_int, check_number
 
-_CHUNK = 64  # number of tokens whose product is in one triangular system
+_CHUNK = 64  # number of tokens whose reflections form one triangular system
 _ROWS = 128  # largest number of rows that pass over the keys together
 _ENTRIES = 1 << 22  # number of weights in a block
 
 
 class PaTH(Approximate):
-    r"""Softmax attention in which each token between key and query reflects the key: positions that depend on data.
+    r"""Softmax attention with data-dependent positions: each token between key and query reflects the key.
 
     .. math:: A = \mathrm{softmax}_j \big( s\, q_i^T H_i H_{i-1} \cdots H_{j+1} k_j \big), \qquad
               H_t = I - \beta_t w_t w_t^T
 
-    The vectors w and the strengths β are the last channels of the keys, so that every cache stores, crops, copies and
-    saves them together with the keys, and decoding equals the whole run. `with_reflections` creates such keys. The
-    vectors should have length 1 and strengths be between 0 and 2, so that no product lengthens a key. Nothing is
+    The vectors w and the strengths β are the last channels of the keys, so every cache stores, crops, copies and saves
+    them together with the keys, and decoding equals the full run. `with_reflections` creates such keys. The vectors
+    should have length 1, and strengths should be between 0 and 2, so that no product lengthens a key. Nothing is
     normalised here. Forget gates, as in `Forgetting`, may follow as more channels (PaTH-FoX); their logarithms are
     added to the scores.
 
@@ -51,9 +51,9 @@ class PaTH(Approximate):
         UnsupportedError: a mask other than Causal, Window, Documents of these, and masks that only hide keys (Padding);
             keys out of order; a bias.
 
-    Cost: O(q_len * kv_len * head_dim) time, also for pairs that the mask hides: at 4,096 tokens, about seven times that
-    of ``Softmax(impl="tiled")``, which skips them. Memory is linear in the length, also of the backward pass, which
-    computes the weights again. A block of rows passes over all keys from the last to the first, 64 at a time, so few
+    Cost: O(q_len * kv_len * head_dim) time, even for pairs that the mask hides: at 4,096 tokens, about seven times that
+    of ``Softmax(impl="tiled")``, which skips them. Memory is linear in the length, also in the backward pass, which
+    recomputes the weights. A block of rows passes over all keys from the last to the first, 64 at a time, so few
     queries cost as many steps as many queries.
 
     Example:
@@ -91,9 +91,9 @@ class PaTH(Approximate):
         """Return the matrix of PaTH attention.
 
         Args:
-            query: ``[batch, heads, q_len, head_dim]``, or as wide as the keys; other channels are not read.
-            key: ``[batch, kv_heads, kv_len, 2 * head_dim + 1 + gates]``, from `with_reflections`: no gate, one for each
-                query head of a key head, or one that they share.
+            query: ``[batch, heads, q_len, head_dim]``, or as wide as the keys; extra channels are ignored.
+            key: ``[batch, kv_heads, kv_len, 2 * head_dim + 1 + gates]``, from `with_reflections`: with no gate, one for
+                each query head of a key head, or one for all of them.
             mask: a causal mask. Keys that no query sees reflect nothing.
             q_positions, kv_positions: positions of the tokens, ascending; -1 for padding, which reflects nothing.
         """
@@ -117,11 +117,11 @@ def with_reflections(key: Tensor, w: Tensor, beta: Tensor, gates: Tensor | None 
     Args:
         key, w: ``[batch, kv_heads, kv_len, head_dim]``.
         beta: ``[batch, kv_heads, kv_len]``.
-        gates: forget gates before their sigmoid, ``[batch, heads, kv_len]``; None for no gates.
+        gates: forget gates before the sigmoid, ``[batch, heads, kv_len]``; None for no gates.
 
     Returns:
-        ``[batch, kv_heads, kv_len, 2 * head_dim + 1 + heads // kv_heads]``, or without the last, in the dtype of the
-        keys.
+        ``[batch, kv_heads, kv_len, 2 * head_dim + 1]``, plus ``heads // kv_heads`` channels with gates, in the dtype of
+        the keys.
     """
     if w.shape != key.shape or beta.shape != key.shape[:3]:
         rule = f"have shapes {list(key.shape)} and {list(key.shape[:3])}"
@@ -131,7 +131,7 @@ def with_reflections(key: Tensor, w: Tensor, beta: Tensor, gates: Tensor | None 
 
 
 class _Chunks(NamedTuple):
-    """Keys and the triangular systems of their reflections, in chunks: ``[batch, kv_heads, chunks, _CHUNK, width]``.
+    """Chunks of keys and their solved triangular systems of reflections, ``[batch, kv_heads, chunks, _CHUNK, width]``.
 
     Attributes:
         key, w: keys k and vectors w.
@@ -211,12 +211,12 @@ class PaTHMatrix(LinearTimeMatrix):
         if parts:
             return torch.cat(parts, 2)
         nothing = sum(x.sum() for x in (self._query, self._chunks.key, self._chunks.passed_w, clean))
-        return wide.new_zeros(batch, heads, q_len, value.shape[3]) + 0.0 * nothing  # part of the graph
+        return wide.new_zeros(batch, heads, q_len, value.shape[3]) + 0.0 * nothing  # keeps the autograd graph
 
     def _parts(
         self, batch: int | None = None, head: int | None = None, rows: range | None = None
     ) -> Iterator[tuple[slice, slice, range]]:
-        """Yield the items, heads and rows of each block: all items and heads of some rows."""
+        """Yield the items, heads and rows of each block, which covers a few rows in all items and heads."""
         self._check_part(batch, head, rows)
         items = slice(0, self.shape[0]) if batch is None else slice(batch, batch + 1)
         heads = slice(0, self.shape[1]) if head is None else slice(head, head + 1)
@@ -227,7 +227,7 @@ class PaTHMatrix(LinearTimeMatrix):
             yield items, heads, rows[start : start + height]
 
     def _allowed(self, items: slice, rows: range) -> Tensor:
-        """Return which keys rows see, bool ``[batch, 1, rows, kv_len]``."""
+        """Return which keys each of the rows sees, bool ``[batch, 1, rows, kv_len]``."""
         whole = self.visible.allowed(items, range(rows[0], rows[-1] + 1), range(self.shape[3]))
         return whole[:, :, :: rows.step]
 
@@ -252,7 +252,7 @@ class PaTHMatrix(LinearTimeMatrix):
         return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(~allowed, 0.0)
 
     def _nan_rows(self, items: slice, heads: slice, rows: range, allowed: Tensor) -> Tensor:
-        """Return which of some rows have a query or see a key that is not finite, bool ``[batch, heads, rows]``."""
+        """Return which rows have a non-finite query or see a non-finite key, bool ``[batch, heads, rows]``."""
         nan = self._bad_rows[items, heads, slice(rows[0], rows[-1] + 1, rows.step)] & allowed.any(-1)
         if self._bad_keys is None:
             return nan
@@ -280,9 +280,9 @@ def _scores(query: Tensor, chunks: _Chunks, last: Tensor) -> Tensor:
 
     Args:
         query: ``[batch, kv_heads, rows, head_dim]``; the query heads of a key head are folded into the rows.
-        chunks: of the same key heads.
+        chunks: the chunks of the same key heads.
         last: index of the last key that each query sees, ``[batch | 1, 1, rows, 1]``. Later keys reflect nothing, and
-            their scores mean nothing.
+            their scores are meaningless.
     """
     scores = []
     for number in reversed(range(chunks.key.shape[2])):

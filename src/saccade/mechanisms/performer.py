@@ -169,7 +169,7 @@ class Performer(FeatureMechanism):
 
 
 def _checked_directions(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
-    """Return the directions that the caller passed. Raise if they are invalid or conflict with other arguments."""
+    """Return the directions that the caller passed, after checking that they are valid and fit the other arguments."""
     given = check_type("directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None")
     if given.dim() != 2 or not given.is_floating_point() or not len(given):
         rule = "be a float tensor of shape [num_features, head_dim]"

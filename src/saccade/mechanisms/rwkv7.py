@@ -8,10 +8,16 @@ from torch import Tensor
 from saccade.mechanisms.checked_mechanism import Inputs
 from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.mask_support import Visible
-from saccade.mechanisms.recurrences.mechanism import Recurrence, checked_gate
+from saccade.mechanisms.recurrences.mechanism import (
+    Recurrence,
+    check_gate_of_channels,
+    checked_gate,
+    clean,
+    finite_product,
+)
 from saccade.mechanisms.recurrences.substeps import SubstepMatrix, expand_mask, to_last_substep
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.errors import describe, value_error
+from saccade.support.errors import value_error
 
 MIN_LOG_DECAY = -30.0
 """The lowest log decay. Removals are first divided by the decay, and the quotient must stay far from overflow."""
@@ -31,7 +37,7 @@ class RWKV7(Recurrence):
     Nothing is normalised here; use ``torch.nn.functional.normalize(removal, dim=-1)``.
 
     Args:
-        scale: s; 1, as in RWKV.
+        scale: s; by default 1, as in RWKV.
 
     Raises:
         ValueError: gates with a wrong shape, or log decays that are not between -30 and 0.
@@ -83,10 +89,8 @@ class RWKV7(Recurrence):
             ValueError: gates with a wrong shape, or log decays that are not between -30 and 0.
             UnsupportedError: a mask that is not causal, or tokens out of order.
         """
-        for name, x in (("removal", removal), ("rate", rate)):
-            if x is not None and (x.shape != key.shape or not x.is_floating_point()):
-                rule = f"be floats {list(key.shape)}, like key"
-                raise value_error(name, rule, list(x.shape), facts=[describe("key", key)])
+        check_gate_of_channels("removal", removal, key)
+        check_gate_of_channels("rate", rate, key)
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
         if decay is not None:
             if is_readable(decay) and decay.numel() and bool((decay < MIN_LOG_DECAY).any()):
@@ -103,9 +107,9 @@ class RWKV7(Recurrence):
     ) -> SubstepMatrix:
         key, (batch, heads, q_len, kv_len) = inputs.key.to(inputs.wide), inputs.shape
         removal = key if removal is None else removal.to(inputs.wide)
-        removed = removal if rate is None else removal * rate.to(inputs.wide)
+        removed = removal if rate is None else finite_product(removal, rate.to(inputs.wide))
         if decay is not None:  # the decay of the second substep also applies to what the first one removes
-            removed = removed * (-decay.to(inputs.wide)).exp()
+            removed = finite_product(removed, (-clean(decay, inputs.wide)).exp().expand_as(removed))
             decay = to_last_substep(decay, 2)
         visible = Visible.of(inputs)
         each = inputs._replace(

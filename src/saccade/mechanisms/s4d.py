@@ -46,7 +46,7 @@ class S4D(Approximate):
             hide keys (Padding).
 
     Cost: O(n log n) for each channel, and O(state_dim) for a decoding step. FFTs mix up to 4,096 tokens at a time, so
-    later values affect earlier outputs by a rounding error.
+    later values can change earlier outputs by rounding errors.
 
     Example:
         >>> from saccade.masks import Causal

@@ -63,7 +63,7 @@ class EarlierSegments(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """True with the linear update: rows are distributions, except that those of the first segment are 0."""
+        """Whether the update is linear: rows are then distributions, except that those of the first segment are 0."""
         return not self._is_delta
 
     def advance_segments(
@@ -207,7 +207,7 @@ class EarlierSegments(LinearTimeMatrix):
 
     @property
     def _visible(self) -> Tensor:
-        """True for keys that are not masked, bool ``[batch | 1, kv_len]``."""
+        """The keys that are not masked, bool ``[batch | 1, kv_len]``."""
         is_token = self._columns.segments >= 0
         return is_token if self._hidden is None else is_token & ~self._hidden
 

@@ -121,7 +121,7 @@ class ConvolutionMatrix(LinearTimeMatrix):
 
     @property
     def _is_one_run(self) -> bool:
-        """True if the tokens are one sequence without padding, and each query has the position of a key."""
+        """Whether the tokens are one sequence without padding, and each query has the position of a key."""
         offset, (_, _, q_len, kv_len) = self._offset, self.shape
         in_keys = offset is not None and 0 <= offset <= kv_len - q_len and q_len > 0
         return in_keys and isinstance(self._inputs.rule, Causal | Full)

@@ -148,7 +148,7 @@ def minilm_folder() -> Path:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Raise unless a file of model weights has the expected SHA-256.
+    """Raise an error unless a file of model weights has the expected SHA-256.
 
     Args:
         path: the file, of any size; it is read in chunks.

@@ -141,7 +141,7 @@ class FileFormat(ABC):
         return [f"{self.activation_key} is {name!r}, not one of {', '.join(ACTIVATIONS)}"]
 
     def _required(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the required values of config.json under our names. If keys are missing, raise and list them all."""
+        """Return the required values of config.json under our names. Raise an error that lists all missing keys."""
         missing = [key for key in self.sizes if config.get(key) is None]
         if missing:
             raise value_error("config.json", f"have {', '.join(self.sizes)}", f"no {', '.join(missing)}")
@@ -172,7 +172,7 @@ class DecoderFormat(FileFormat):
         return self._without_tied_head(cleaned) if config.tied else cleaned
 
     def _without_tied_head(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Remove an output head that duplicates the embeddings. Raise if the two tensors differ."""
+        """Remove an output head that duplicates the embeddings. Raise an error if the two tensors differ."""
         head, embedding = "lm_head.weight", f"{self.names['embedding']}.weight"
         if head in weights and embedding in weights and not torch.equal(weights[head], weights[embedding]):
             hint = "set tie_word_embeddings to false if the model has a separate output head"
@@ -188,7 +188,7 @@ PLAIN: Mapping[str, object] = {
     if field.name
     in (
         *("qk_norm", "attention_scale", "softcap", "rotary_layout", "layers", "norm_first", "part_norm", "parallel"),
-        *("short_convolution", "kv_layers", "num_experts"),
+        *("short_convolution", "kv_layers", "value_residual", "num_experts"),
         *("embedding_scale", "logit_scale", "logit_softcap"),
     )
 }

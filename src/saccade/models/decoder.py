@@ -101,7 +101,7 @@ class Decoder(SavedText):
         self.position = Learned(config.max_len, config.embed_dim) if is_learned else None
         self.dropout = nn.Dropout(config.dropout_p)
         norm = make_norm(config.norm, config.embed_dim, config.norm_eps)
-        self.stack = DecoderStack(_layers(config), final_norm=norm)
+        self.stack = DecoderStack(_layers(config), final_norm=norm, value_residual=config.value_residual)
         self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
         init_small_weights(self)
         scale_residual_weights(self, config.num_layers)

@@ -83,6 +83,8 @@ class DecoderConfig(TextConfig):
         kv_layers: for each layer, the index of the layer whose keys and values it reads: its own index, or that of an
             earlier layer with its own keys and values (as in Gemma 3n); see `saccade.nn.SharedKeyAttention`. If None,
             each layer has its own keys and values.
+        value_residual: whether every layer after the first mixes the first layer's values into its own; see
+            `saccade.nn.DecoderStack`. ``kv_layers`` must then be None.
         activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
         num_experts: number of experts in each layer with a mixture of experts; None for no such layers. See
             `saccade.nn.MixtureOfExperts`; ``gated`` must then be True and ``feed_forward_bias`` False.
@@ -119,6 +121,7 @@ class DecoderConfig(TextConfig):
     rotary_layout: Literal["half", "interleaved"] = "half"
     layers: tuple[LayerPattern, ...] | None = None
     kv_layers: tuple[int, ...] | None = None
+    value_residual: bool = False
     activation: Activation = "silu"
     gated: bool = True
     num_experts: int | None = None
@@ -177,7 +180,7 @@ class DecoderConfig(TextConfig):
             raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
 
     def _check_kv_layers(self, kv_layers: tuple[int, ...]) -> None:
-        """Raise unless each layer reads its own keys and values, or those of an earlier layer that has its own."""
+        """Raise an error unless each layer reads its own keys and values, or those of an earlier layer with its own."""
         rule = f"be {self.num_layers} indices, each of its own layer or of an earlier one that reads its own"
         is_right = isinstance(kv_layers, tuple) and len(kv_layers) == self.num_layers and are_integers(kv_layers)
         if not is_right or not all(
@@ -186,6 +189,8 @@ class DecoderConfig(TextConfig):
             raise value_error("kv_layers", rule, shown(kv_layers), hint="(0, 1, 0, 1) in four layers: two store keys")
         if self.short_convolution is not None:
             raise value_error("kv_layers", "be None with a short_convolution", kv_layers)
+        if self.value_residual:
+            raise value_error("kv_layers", "be None with a value_residual", kv_layers)
 
     @property
     def kv_heads(self) -> int:

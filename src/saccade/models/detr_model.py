@@ -38,7 +38,7 @@ class _Features(NamedTuple):
 
 
 class SetDecoder(Pretrained):
-    """An object detector: each learned query predicts one object in an image, or no object.
+    """An object detector in which each learned query predicts one object of an image, or none.
 
     The encoder's tokens are the cells of a feature map, and the decoder's tokens are the queries. Queries start as
     zeros and differ only in their learned position embeddings. They attend to the image and to each other, so that no
@@ -273,7 +273,7 @@ class _SpatialLayer(ResidualLayer):
         context_mask: object = None,
         mask: object = None,
     ) -> Tensor:
-        """Apply the layer.
+        """Return the output of the detector layer.
 
         Args:
             x: ``[batch, len, embed_dim]``.

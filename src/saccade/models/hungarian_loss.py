@@ -29,7 +29,7 @@ class Targets(NamedTuple):
 
 
 class Detections(NamedTuple):
-    """The predictions of the queries of a `SetDecoder` for a batch of images.
+    """The predictions of a `SetDecoder` for a batch of images, one for each query.
 
     Attributes:
         logits: class logits, ``[batch, num_queries, num_classes + 1]``; the last class means "no object".
@@ -201,7 +201,7 @@ def set_loss(
 
 
 def _check(found: Detections, objects: Sequence[Targets]) -> None:
-    """Raise unless the targets of the detection loss match the predictions.
+    """Raise an error unless the targets of the detection loss match the predictions.
 
     Every image needs targets, with known classes and at most as many objects as there are queries.
     """

@@ -22,7 +22,7 @@ _EXPERTS = ".feed_forward.experts."
 
 
 class Llama4Text(LlamaRelative):
-    """Llama 4's text part: attention in chunks, layers without positions but with a temperature, and experts.
+    """Llama 4's text format: chunked attention, layers with a temperature instead of positions, and experts.
 
     Reference: Meta 2025, the Llama 4 models and their code in transformers.
     """
@@ -60,7 +60,7 @@ class Llama4Text(LlamaRelative):
         }
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        """Return the weights with those of all experts, which the file stacks, as separate matrices."""
+        """Return the weights, with the stacked weights of the experts split into one matrix for each expert."""
         cleaned = dict[str, Tensor]()
         for name, x in super().clean_weights(weights, config).items():
             layer, experts, part = name.partition(_EXPERTS)
@@ -117,7 +117,7 @@ class Llama4Text(LlamaRelative):
 
 
 class Llama4(Llama4Text):
-    """The format of a whole Llama 4 model, of which the text part is read and the vision part is not."""
+    """The format of a whole Llama 4 model. Only its text part is read, not its vision part."""
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         inner = config.get("text_config")

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import describe, type_error, value_error
-from saccade.support.torch_modes import has_values, is_tracing
+from saccade.support.torch_modes import has_values, is_tracing, mapped_levels
 from saccade.support.validation import ShapeSpec
 
 
 def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -> None:
-    """Raise unless a model's input ``tokens`` are int ``[batch, len]`` with values from 0 to ``vocab_size - 1``.
+    """Raise an error unless a model's tokens are int ``[batch, len]``, with values from 0 to ``vocab_size - 1``.
 
     Values are checked on the CPU only, because reading them from another device would force it to synchronize. On other
     devices, and in compiled programs, torch's embedding lookup raises an error for wrong values.
@@ -25,7 +25,7 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
     is_unread = tokens.device.type != "cpu" or not has_values(tokens) or is_tracing()
     if vocab_size is None or is_unread or not tokens.numel():
         return
-    least, most = map(int, tokens.aminmax())
+    least, most = map(int, mapped_levels(tokens)[1].aminmax())  # of all samples under vmap
     if least < 0 or most >= vocab_size:
         hint = "padding may be any token of the vocabulary, with position -1"
         rule = f"be from 0 to {vocab_size - 1}, the vocabulary"
@@ -33,7 +33,7 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
 
 
 def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> None:
-    """Raise unless a model's input images or feature maps have the right shape and dtype.
+    """Raise an error unless a model's input images or feature maps have the right shape and dtype.
 
     They must be ``[batch, channels, H, W]``, with at least one row and column, and have the dtype of ``weight``.
     """

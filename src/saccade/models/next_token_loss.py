@@ -48,7 +48,7 @@ def next_tokens(tokens: Tensor, mask: object = None, positions: GivenPositions =
 
 
 def _text_boundaries(mask: object) -> list[Documents | Padding]:
-    """Return the `Documents` and `Padding` in a mask. Raise if the mask depends on the batch in any other way."""
+    """Return the `Documents` and `Padding` in a mask. Raise an error if it depends on the batch in any other way."""
     hint = "pass targets=, with the next token of each token, or -100"
     if mask is None:
         return []
@@ -64,7 +64,7 @@ def _text_boundaries(mask: object) -> list[Documents | Padding]:
 
 
 def check_targets(targets: object, tokens: Tensor, vocab_size: int) -> None:
-    """Raise unless targets are int64 in the shape of the tokens, each from 0 to ``vocab_size - 1`` or -100.
+    """Raise an error unless targets are int64 in the shape of the tokens, each from 0 to ``vocab_size - 1`` or -100.
 
     Values are checked on the CPU only; on other devices, torch itself raises an error for wrong values.
     """

@@ -225,13 +225,13 @@ def build(
 
 
 def check_tensors(weights: object) -> None:
-    """Raise unless the weights are a mapping from names to tensors."""
+    """Raise an error unless the weights are a mapping from names to tensors."""
     for name, x in check_type("state_dict", weights, Mapping, "be a state dict of tensors").items():
         check_type(f"state_dict[{name!r}]", x, Tensor, "be a tensor")
 
 
 def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """Raise unless the weights in a file have exactly the names and shapes that the model needs.
+    """Raise an error unless the weights in a file have exactly the names and shapes that the model needs.
 
     The error lists all differences.
     """
@@ -258,7 +258,7 @@ def _config_dict(config: object) -> Mapping[str, Any]:
 
 
 def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Tensor]) -> None:
-    """Raise if config.json states larger sizes than the weights have.
+    """Raise an error if config.json states larger sizes than the weights have.
 
     This check runs before the model is built, so that an invalid file cannot exhaust the memory. Each layer has at
     least one tensor, and each of the format's ``sides`` equals a dimension of some tensor. Smaller mismatches are
@@ -278,7 +278,8 @@ def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Ten
 def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
     """Return tensors on torch's meta device with the names and shapes of a model's weights.
 
-    Instead of the full model, one layer of each stack is built, or of a decoder one layer with each set of weights.
+    Instead of the full model, only one layer of each stack is built, or, in a decoder, one layer for each set of weight
+    names.
     """
     sources, small = getattr(config, "kv_layers", None), dict[str, Any](dict.fromkeys(file_format.stacks, 1))
     kinds = [(pattern.uses_qk_norm, pattern.uses_experts) for pattern in getattr(config, "layer_patterns", ())]
@@ -288,6 +289,8 @@ def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) 
     with torch.device("meta"):
         if sources is not None:
             small["kv_layers"] = None
+        if getattr(config, "value_residual", False):
+            small["value_residual"] = False
         state = model_class(dataclasses.replace(config, **small)).state_dict()
     shapes = dict[str, Tensor]()
     for name, x in state.items():
@@ -298,6 +301,8 @@ def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) 
                 alike = [i for i in range(getattr(config, count)) if not kinds or kinds[i] == built[int(number)]]
                 copies = {f"{layers}.{i}.{inner}": x for i in alike}
         shapes |= copies
+    if getattr(config, "value_residual", False):
+        shapes["stack.value_weights"] = torch.empty(config.num_layers - 1, 2, device="meta")
     readers = [index for index, source in enumerate(sources or ()) if source != index]
     unused = tuple(f"stack.layers.{index}.attention.{part}." for index in readers for part in KEY_PARTS)
     return {name: x for name, x in shapes.items() if not name.startswith(unused)}

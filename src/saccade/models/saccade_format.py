@@ -155,7 +155,7 @@ def _read_mask(config: Mapping[str, Any]) -> Mask | None:
 
 
 def segment_of(mask: Mask | None) -> int | None:
-    """Return n if the mask is ``Segments(n, 0)``, or None."""
+    """Return n if the mask is ``Segments(n, 0)``, and None otherwise."""
     return mask.segment if isinstance(mask, Segments) and not mask.memory else None
 
 

@@ -46,7 +46,7 @@ def warn_beyond(trained: int, end: int, mask: Mask, cache: Cache | None) -> bool
 def longest_reach(mask: Mask, length: int) -> int:
     """Return the largest number of tokens from a query back to a visible key, including both.
 
-    It is exact for windows, segments and documents, and at least as large as the truth for all other masks.
+    It is exact for windows, segments and documents, and an upper bound for all other masks.
     """
     segments = [part for part in (mask.parts if isinstance(mask, And) else (mask,)) if isinstance(part, Segments)]
     if segments:

@@ -14,9 +14,10 @@ from saccade.nn.latent_attention import LatentAttention
 from saccade.nn.mixture_of_experts import MixtureOfExperts
 from saccade.nn.native_sparse_attention import NativeSparseAttention
 from saccade.nn.qk_norm import QKNorm
-from saccade.nn.recurrent_layers import Recurrence, StateSpace
+from saccade.nn.recurrent_layers import Recurrence
 from saccade.nn.shared_keys import SharedKeyAttention
 from saccade.nn.stack import DecoderStack, EncoderStack
+from saccade.nn.state_space import StateSpace
 from saccade.nn.table_attention import ColumnAttention, RowAttention, TriangleAttention
 from saccade.nn.torch_conversion import from_torch, to_torch
 from saccade.support.name_hints import other_names

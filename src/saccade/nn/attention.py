@@ -156,7 +156,8 @@ class MultiHeadAttention(AttentionLayer):
                 only new tokens, which attend to all tokens so far; their positions continue those in the cache unless
                 ``positions`` is passed. With a `saccade.caches.CrossCache`, the context is projected only once. A
                 layer with a short convolution takes the two caches that `new_cache` returns.
-            shared: where to store the keys and values of this call for later layers; see `SharedKeyAttention`.
+            shared: where to store the keys and values of this call for later layers, or to read those of an earlier
+                one; see `SharedKeyAttention` and `DecoderStack`.
 
         Returns:
             ``[batch, q_len, embed_dim]``.
@@ -184,7 +185,7 @@ class MultiHeadAttention(AttentionLayer):
                 convolution_cache,
             )
             if shared is not None:
-                shared.set(heads.key, heads.value)
+                heads = heads._replace(value=shared.exchange(heads.key, heads.value))
             if main_cache is None:
                 return self._product(self._matrix(heads, bias), heads, query)
             assert isinstance(main_cache, LayerCache)

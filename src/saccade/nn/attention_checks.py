@@ -22,7 +22,7 @@ from saccade.support.validation import check_int, check_type
 def check_sizes(
     embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int, head_dim: int | None, dropout_p: float
 ) -> int:
-    """Raise unless an attention layer's widths and head counts are compatible. Return the width of a head."""
+    """Raise an error unless an attention layer's widths and head counts are compatible. Return the width of a head."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "context_dim": context_dim}
     for name, size in sizes.items():
         check_int(name, size)
@@ -36,7 +36,7 @@ def check_sizes(
 
 
 def check_rotary(rotary: Rotary | None, head_dim: int) -> None:
-    """Raise unless ``rotary`` is None or a Rotary that matches the attention layer's ``head_dim``."""
+    """Raise an error unless ``rotary`` is None or a Rotary that matches the attention layer's ``head_dim``."""
     if rotary is None:
         return
     hint = f"for instance saccade.positions.Rotary({head_dim})"
@@ -53,7 +53,7 @@ def check_inputs(
     context_dim: int,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raise unless query, key and value have the attention layer's widths and its dtype (any dtype if None)."""
+    """Raise an error unless query, key and value have the attention layer's widths and dtype (any if None)."""
     tensors = {"query": (query, embed_dim)}
     if key is not query or value is not query or context_dim != embed_dim:
         tensors |= {"key": (key, context_dim), "value": (value, context_dim)}
@@ -82,7 +82,7 @@ def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, go
 def checked_rotary_positions(
     rotary_positions: GivenPositions, rotary: nn.Module | None, is_self: bool, cache: LayerCache | None
 ) -> range | Tensor | None:
-    """Return the positions for an attention layer's rotation, or None. Raise if the layer or cache cannot use them."""
+    """Return the positions for an attention layer's rotation, or None. Check that the layer and cache can use them."""
     if rotary_positions is None:
         return None
     if rotary is None:
@@ -96,7 +96,7 @@ def checked_rotary_positions(
 
 
 def check_convolved(is_self: bool, cache: LayerCache | None) -> None:
-    """Raise unless a call of a layer with a short convolution is self-attention."""
+    """Raise an error unless a call of a layer with a short convolution is self-attention."""
     if not is_self or isinstance(cache, CrossCache):
         hint = "short_convolution=None for cross-attention"
         raise value_error("key", "be None in a layer with a short convolution", "another tensor", hint=hint)
@@ -110,7 +110,7 @@ def check_nested_call(
     rotary_positions: object,
     cache: object,
 ) -> None:
-    """Raise unless an attention call supports nested tensors.
+    """Raise an error unless an attention call supports nested tensors.
 
     Its mask and bias must be functions of positions, and it must have no positions and no cache.
     """
@@ -129,12 +129,12 @@ def check_with_cache(
     *,
     positions_unknown: bool,
 ) -> None:
-    """Raise unless an attention call with a cache passes exactly the inputs that the cache does not contain yet."""
+    """Raise an error unless a call with a cache passes exactly the inputs that the cache does not contain yet."""
     if not isinstance(cache, LayerCache):
         hint = "for instance saccade.caches.KVCache(); a Cache of a whole model contains one for each layer"
         check_type("cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
     if isinstance(mask, Tensor):
-        hint = "masks.Dense(tensor) is read at positions; padding goes to positions, as -1"
+        hint = "masks.Dense(tensor) reads a tensor by position; mark padding with position -1"
         raise value_error("mask", "be a rule on positions with a cache", "a tensor", hint=hint)
     if not isinstance(cache, CrossCache):
         if not (key is None and value is None and kv_positions is None):
@@ -161,7 +161,7 @@ def check_with_cache(
 
 
 def check_document_positions(mask: Mask, positions: Positions) -> None:
-    """Raise if positions restart in each document although the attention mask distinguishes documents by position."""
+    """Raise an error if positions restart in each document although the mask identifies documents by position."""
     table = positions.table
     if table is None or not can_be_read(table) or is_transformed() or not _has_documents(mask):
         return
@@ -180,7 +180,7 @@ def _has_documents(mask: Mask) -> bool:
 
 
 def checked_bias(bias: object) -> Bias:
-    """Return the bias, or raise if it is not a function of positions.
+    """Return the bias, or raise an error if it is not a function of positions.
 
     A tensor cannot be the bias of all calls with a cache, because its shape fits only one call.
     """
@@ -189,7 +189,7 @@ def checked_bias(bias: object) -> Bias:
 
 
 def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
-    """Return the positions of new tokens. Raise if the attention mask lets tokens attend to later keys.
+    """Return the positions of new tokens. Raise an error if the attention mask lets tokens attend to later keys.
 
     With such a mask, decoding with a cache would give another output than a single pass over the full sequence.
     """

@@ -104,7 +104,7 @@ class AttentionLayer(ArgumentHints, Layer):
         return self.mechanism.new_cache(max_len)
 
     def _joined(self, mask: object, shape: tuple[int, int, int, int]) -> Mask | None:
-        """Combine the layer's mask with that of a call. Raise if the mechanism does not support the result."""
+        """Combine the layer's mask with that of a call. Raise an error if the mechanism does not support the result."""
         joined = self.mask
         if mask is not None:
             batch_mask = as_mask(mask, shape)

@@ -52,7 +52,7 @@ class ConvolvedProjections(Layer):
         return F.silu(out[..., 0].mT)
 
     def new_cache(self) -> LayerCache:
-        """Return an empty cache of the last tokens."""
+        """Return an empty cache for the last tokens, which the convolution reads."""
         return self.mechanism.new_cache()
 
     def extra_repr(self) -> str:
@@ -71,7 +71,7 @@ def batch_parts(mask: Mask | None) -> Mask | None:
 
 
 def split_cache(cache: LayerCache | Cache | None) -> tuple[LayerCache | None, LayerCache | None]:
-    """Split the cache of a layer with a short convolution into those of the mechanism and of the convolution.
+    """Split the cache of a layer with a short convolution into the caches of its mechanism and its convolution.
 
     Raises:
         TypeError: the cache does not come from the layer's `new_cache`.

@@ -208,7 +208,7 @@ class DecoderLayer(ResidualLayer):
         raise type_error("cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
     def _check_context(self, context: Tensor | None, context_cached: bool) -> None:
-        """Raise if a layer without cross-attention gets a context, or if one with cross-attention gets none."""
+        """Raise an error if a layer without cross-attention gets a context, or one with cross-attention gets none."""
         if self.cross_attention is None and context is not None:
             hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer with cross-attention"
             rule = "be None in a layer without cross_attention"

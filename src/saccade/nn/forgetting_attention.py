@@ -29,9 +29,9 @@ class ForgettingAttention(MultiHeadAttention):
               f_l = \sigma(w \cdot x_l + b)
 
     Each head computes its own gates from the tokens. The layer is causal, and for self-attention only. It works without
-    rotary positions, because the gates favour recent tokens. Caches store the gates, before their
-    sigmoid, as channels of the keys. The "Pro" layer of the paper also has ``qk_norm``, ``output_gate`` and a shift of
-    keys and values (``short_convolution``).
+    rotary positions, because the gates favour recent tokens. Caches store the gates, before the sigmoid, as channels of
+    the keys. The "Pro" layer of the paper also has ``qk_norm``, ``output_gate`` and a shift of keys and values
+    (``short_convolution``).
 
     Args:
         embed_dim: width of queries and of the output.
@@ -41,11 +41,11 @@ class ForgettingAttention(MultiHeadAttention):
         dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
 
     Attributes:
-        forget_projection: computes the gates before their sigmoid, ``embed_dim`` to ``num_heads``. Its bias starts so
+        forget_projection: computes the gates before the sigmoid, one for each head. Its bias starts so
             that weights fall to 1/e within 2 tokens in the first head and 1,024 in the last, spaced logarithmically.
 
     Raises:
-        ValueError: sizes that do not divide evenly, inputs of the wrong width, or keys of other tokens.
+        ValueError: sizes that do not divide evenly, inputs of the wrong width, or a key other than the query.
         UnsupportedError: nested tensors, or a bias.
 
     Cost: that of `MultiHeadAttention` with a bias, plus a projection to ``num_heads`` channels. For each key head, a

@@ -1,4 +1,4 @@
-"""MixtureOfExperts: a feed-forward network for all tokens, and several of which each token chooses a few."""
+"""MixtureOfExperts: a feed-forward network for all tokens, and a few more that each token chooses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MixtureOfExperts(ArgumentHints, Layer):
         ValueError: a size below 1, more chosen experts than there are, or an unknown activation.
 
     Cost: ``6 * embed_dim * hidden_dim * (1 + num_chosen)`` FLOPs per token. Experts run one after another, each on the
-    tokens that chose it. Where values cannot be read (``torch.compile``, ``torch.export``, ``torch.func``), all experts
+    tokens that chose it. If values cannot be read (``torch.compile``, ``torch.export``, ``torch.func``), all experts
     run on all tokens.
 
     Example:
@@ -62,7 +62,7 @@ class MixtureOfExperts(ArgumentHints, Layer):
         self.experts = nn.ModuleList(network() for _ in range(num_experts))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the shared network and the chosen experts to each token. The shape ``[..., embed_dim]`` is kept."""
+        """Return the output of the shared network and the chosen experts for each token, ``[..., embed_dim]``."""
         tokens = x.reshape(-1, x.shape[-1])
         scores, chosen = self.router(tokens).topk(self.num_chosen, -1)
         weights, out = scores.sigmoid(), self.shared(tokens)

@@ -1,4 +1,4 @@
-"""NativeSparseAttention: self-attention with three gated branches: block means, selected blocks and a window."""
+"""NativeSparseAttention: self-attention with three gated branches (block means, selected blocks and a window)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers for projections: linear layers, convolutions, and their replacements (8-bit layers, adapters)."""
+"""Helpers for projection layers and their replacements (8-bit layers, adapters)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 def weight_of(layer: nn.Module) -> Tensor | None:
-    """Return the weight of a projection. The projection's input must have the weight's dtype and device.
+    """Return the weight of a projection, or None. The projection's input must have its dtype and device.
 
-    Return None for 8-bit layers, because their weights are integer codes, and for adapters, because the layer that they
-    wrap has the weights. Both check their inputs themselves.
+    The result is None for 8-bit layers, because their weights are integer codes, and for adapters, because the layer
+    that they wrap has the weights. Both check their inputs themselves.
     """
     weight = getattr(layer, "weight", None)
     return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None

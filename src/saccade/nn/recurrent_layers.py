@@ -1,4 +1,4 @@
-"""Layers with a recurrent state: Recurrence (gated linear attention, delta rules, SSD) and StateSpace (S4D)."""
+"""Recurrence: a layer with a recurrent state (gated linear attention, delta rules, state spaces)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,24 @@ from saccade.caches import Cache, LayerCache
 from saccade.engine.nested import check_dense
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
-from saccade.mechanisms import RWKV7, S4D, SSD, Delta, DeltaProduct, GatedLinear, Mechanism, Mesa
+from saccade.mechanisms import (
+    RWKV7,
+    SSD,
+    Delta,
+    DeltaProduct,
+    GatedDelta2,
+    GatedLinear,
+    Mamba3,
+    Mechanism,
+    Mesa,
+)
 from saccade.mechanisms.recurrences.substeps import SubstepMatrix
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.convolved_projections import ConvolvedProjections, restored_on_error, split_cache
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import check_bool, check_choice, check_int, check_type
+from saccade.support.validation import check_choice, check_int, check_type
 
 
 class ProjectedTokens(NamedTuple):
@@ -141,8 +151,9 @@ class RecurrentLayer(AttentionLayer):
         return joined, None if positions is None else Positions.of(positions, length=length, batch=batch)
 
 
+_RULES = (Delta, GatedDelta2, DeltaProduct, RWKV7, GatedLinear, Mesa, SSD, Mamba3)
 _INITIAL_STEPS = -3, -1  # powers of ten, as in Mamba
-_INITIAL_FADE = -6.0, -1.0  # before the sigmoid, as in RWKV-7: slow decays and faster ones
+_INITIAL_FADE = -6.0, -1.0  # before the sigmoid, as in RWKV-7: from slow to fast decays
 
 
 def _output(matrix: Matrix, value: Tensor) -> Tensor:
@@ -161,13 +172,17 @@ class Recurrence(RecurrentLayer):
 
     .. math:: \mathrm{out} = W \big( \mathrm{norm}(A V) \odot \mathrm{silu}(G x) \big)
 
-    The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta`, `DeltaProduct`
-    and `Mesa`, they are then scaled to length 1. ``beta`` is a sigmoid, doubled for `DeltaProduct`. A decay, or the
-    step size of `SSD`, is a softplus that starts between 0.001 and 0.1, and is multiplied by a learned rate for each
-    head, initially 1 to ``num_heads``. With `SSD`, each head also adds a learned multiple of its values, which is not
-    part of the matrix. With `RWKV7`, removal keys are the keys times a learned vector, scaled to length 1, rates are
-    sigmoids, and log decays are sigmoids times -exp(-1/2). RWKV-7's token shifts and its mixing of values with those of
-    the first layer are not included.
+    The norm divides each head by its root mean square. Queries and keys pass through silu; with the delta rules and
+    `Mesa`, they are then scaled to length 1. ``beta`` is a sigmoid, doubled for `DeltaProduct`. A
+    decay, or the step size of `SSD`, is a softplus that starts between 0.001 and 0.1, and is multiplied by a learned
+    rate for each head, initially 1 to ``num_heads``. With `GatedDelta2`, both gates are sigmoids. With `SSD` and
+    `Mamba3`, each head also adds a learned multiple of its values, which is not part of the matrix.
+
+    With `Mamba3`, queries and keys are divided by their root mean square instead, and get a learned bias, initially 1.
+    Steps are those of `SSD`, λ is a sigmoid, a log decay is minus the step times a softplus, and the angles, which all
+    heads share, are π tanh, times the step. With `RWKV7`, removal keys are the keys times a learned vector, scaled to
+    length 1, rates are sigmoids, and log decays are sigmoids times -exp(-1/2). RWKV-7's token shifts and its mixing of
+    values with those of the first layer are not included.
 
     The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
     padded sequences, and has a cache of constant size.
@@ -175,10 +190,10 @@ class Recurrence(RecurrentLayer):
     Args:
         embed_dim: width of the tokens.
         num_heads: number of heads; must divide ``embed_dim``.
-        mechanism: a `saccade.mechanisms.Delta`, `DeltaProduct`, `RWKV7`, `GatedLinear`, `Mesa` or `SSD`; ``Delta()`` if
-            None.
+        mechanism: a `saccade.mechanisms.Delta`, `GatedDelta2`, `DeltaProduct`, `RWKV7`, `GatedLinear`, `Mesa`, `SSD` or
+            `Mamba3`; ``Delta()`` if None.
         decay: "token" for one decay per token and head, "channel" for one per token and channel, or None for no decay
-            and for mechanisms that define one (`SSD`, `RWKV7`, ``GatedLinear.retnet``).
+            and for mechanisms that define one (`SSD`, `Mamba3`, `RWKV7`, ``GatedLinear.retnet``).
         short_convolution: number of positions that a convolution of queries, keys and values reads, followed by a silu;
             see `saccade.mechanisms.ShortConvolution`. None for no convolution.
         mask: combined with Causal and with the mask of each call by ``&``.
@@ -201,7 +216,8 @@ class Recurrence(RecurrentLayer):
         (torch.Size([1, 5, 16]), (1, 2, 5, 5))
 
     Reference: Yang et al. 2025, arXiv:2412.06464, section 3.4; Dao and Gu 2024, arXiv:2405.21060, section 7; Siems et
-    al. 2025, arXiv:2502.10297; Peng et al. 2025, arXiv:2503.14456; von Oswald et al. 2025, arXiv:2506.05233.
+    al. 2025, arXiv:2502.10297; Peng et al. 2025, arXiv:2503.14456; von Oswald et al. 2025, arXiv:2506.05233; Lahoti
+    et al. 2026, arXiv:2603.15569; Hatamizadeh et al. 2026, arXiv:2605.22791.
     """
 
     def __init__(
@@ -218,12 +234,12 @@ class Recurrence(RecurrentLayer):
         if check_int("embed_dim", embed_dim) % check_int("num_heads", num_heads):
             raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads)
         mechanism = Delta() if mechanism is None else mechanism
-        rule = "be a Delta, DeltaProduct, RWKV7, GatedLinear, Mesa or SSD"
+        rule = "be a Delta, GatedDelta2, DeltaProduct, RWKV7, GatedLinear, Mesa, SSD or Mamba3"
         hint = "MultiHeadAttention supports the other mechanisms"
-        check_type("mechanism", mechanism, (Delta, DeltaProduct, RWKV7, GatedLinear, Mesa, SSD), rule, hint=hint)
+        check_type("mechanism", mechanism, _RULES, rule, hint=hint)
         if decay is not None:
             check_choice("decay", decay, ("token",) if isinstance(mechanism, Mesa) else ("token", "channel"))
-            if isinstance(mechanism, SSD | RWKV7) or getattr(mechanism, "decay", None) is not None:
+            if isinstance(mechanism, SSD | Mamba3 | RWKV7) or getattr(mechanism, "decay", None) is not None:
                 rule = f"be None with {type(mechanism).__name__}, which has its own"
                 raise value_error("decay", rule, decay)
         super().__init__(embed_dim, num_heads, mask, mechanism)
@@ -233,18 +249,32 @@ class Recurrence(RecurrentLayer):
         if short_convolution is not None:
             self.convolution = ConvolvedProjections(self.convolved_dim, short_convolution)
         self.inputs = nn.Linear(embed_dim, self.convolved_dim + embed_dim, bias=False)  # and the output gate
-        writes = isinstance(mechanism, Delta | DeltaProduct | Mesa)
-        self.write = nn.Linear(embed_dim, num_heads * self.steps) if writes else None
-        is_rwkv = isinstance(mechanism, RWKV7)
-        self.rate = nn.Linear(embed_dim, embed_dim) if is_rwkv else None
-        self.removal = nn.Parameter(torch.ones(embed_dim)) if is_rwkv else None
-        self.step = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, SSD) else None
-        decay_dim = num_heads if decay == "token" else embed_dim
-        self.fade = nn.Linear(embed_dim, decay_dim) if decay or is_rwkv else None
-        self.log_rate = nn.Parameter(torch.arange(1.0, num_heads + 1.0).log()) if decay else None
-        self.skip = nn.Parameter(torch.ones(num_heads)) if isinstance(mechanism, SSD) else None
+        self._make_gates(embed_dim, num_heads, mechanism)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
         self.reset_parameters()
+
+    def _make_gates(self, embed_dim: int, num_heads: int, mechanism: Mechanism) -> None:
+        """Create the projections and parameters of the mechanism's gates; those of other mechanisms are None."""
+        has_channels, is_rwkv = isinstance(mechanism, GatedDelta2), isinstance(mechanism, RWKV7)
+        is_mamba3, has_steps = isinstance(mechanism, Mamba3), isinstance(mechanism, SSD | Mamba3)
+        self.has_unit_keys = isinstance(mechanism, Delta | DeltaProduct | Mesa | GatedDelta2)
+
+        def gate(width: int, *, exists: bool = True) -> nn.Linear | None:
+            return nn.Linear(embed_dim, width) if exists else None
+
+        self.write = gate(embed_dim if has_channels else num_heads * self.steps, exists=self.has_unit_keys)
+        self.erase = gate(embed_dim, exists=has_channels)
+        self.rate = gate(embed_dim, exists=is_rwkv)
+        self.removal = nn.Parameter(torch.ones(embed_dim)) if is_rwkv else None
+        self.step = gate(num_heads, exists=has_steps)
+        self.blend = gate(num_heads, exists=is_mamba3)
+        pairs = embed_dim // num_heads // 2
+        self.turn = gate(pairs, exists=is_mamba3 and pairs > 0)
+        self.biases = nn.Parameter(torch.ones(2, num_heads, 1, embed_dim // num_heads)) if is_mamba3 else None
+        decay_dim = num_heads if self.decay == "token" or is_mamba3 else embed_dim
+        self.fade = gate(decay_dim, exists=bool(self.decay) or is_rwkv or is_mamba3)
+        self.log_rate = nn.Parameter(torch.arange(1.0, num_heads + 1.0).log()) if self.decay else None
+        self.skip = nn.Parameter(torch.ones(num_heads)) if has_steps else None
 
     def reset_parameters(self) -> None:
         """Initialize with Xavier-uniform weights, zero biases and log-spaced step sizes from 0.001 to 0.1."""
@@ -252,7 +282,7 @@ class Recurrence(RecurrentLayer):
         if self.rate is not None and self.fade is not None:
             self.fade.bias.data.copy_(torch.linspace(*_INITIAL_FADE, len(self.fade.bias)))
             return
-        for gate in (self.fade, self.step):
+        for gate in (None if self.blend is not None else self.fade, self.step):
             if gate is not None:
                 steps = torch.logspace(*_INITIAL_STEPS, len(gate.bias))
                 gate.bias.data.copy_(steps.expm1().log())  # the inverse of softplus
@@ -267,12 +297,16 @@ class Recurrence(RecurrentLayer):
             parts = torch.cat([convolved, gate], 2)
         kv_dim = self.steps * self.embed_dim
         split = parts.split([self.embed_dim, kv_dim, kv_dim, self.embed_dim], 2)
-        query, key, value, gate = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in split)
-        if self.convolution is None:
+        query, key, value, gate = (self._split(part) for part in split)
+        if self.biases is not None:
+            query, key = (F.rms_norm(x, x.shape[-1:]) + bias for x, bias in zip((query, key), self.biases, strict=True))
+        elif self.convolution is None:
             query, key = F.silu(query), F.silu(key)
-        if self.write is not None:
+        if self.has_unit_keys:
             query = F.normalize(query, dim=-1)
             key = F.normalize(key.unflatten(3, (self.steps, -1)), dim=-1).flatten(3)
+        if self.erase is not None and self.write is not None:
+            value = value * self._split(self.write(x)).sigmoid()
         return ProjectedTokens(partial(self.mechanism, **self._gates(x, key)), query, key, value, F.silu(gate))
 
     def _project_output(self, out: Tensor, tokens: ProjectedTokens) -> Tensor:
@@ -283,75 +317,33 @@ class Recurrence(RecurrentLayer):
         return self.output_projection(normed.transpose(1, 2).flatten(2))
 
     def _gates(self, x: Tensor, key: Tensor) -> dict[str, Tensor]:
-        """Compute the gates that the mechanism needs for each token: decay, beta, rate, removal key or step size."""
+        """Compute the gates that the mechanism needs for each token, such as decay, beta, erase gate or step size."""
         gates = {}
         if self.rate is not None and self.removal is not None and self.fade is not None:
-            of_channels = (self.rate(x), -math.exp(-0.5) * self.fade(x).sigmoid())
-            rate, decay = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in of_channels)
+            rate, decay = self._split(self.rate(x)), -math.exp(-0.5) * self._split(self.fade(x)).sigmoid()
             removal = F.normalize(key * self.removal.unflatten(0, (self.num_heads, 1, -1)), dim=-1)
             return {"rate": rate.sigmoid(), "decay": decay, "removal": removal}
-        if isinstance(self.mechanism, DeltaProduct) and self.write is not None:
-            write = self.write(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-            gates["beta"] = 2.0 * write.sigmoid()
+        if self.erase is not None:
+            gates["erase"] = self._split(self.erase(x)).sigmoid()
+        elif isinstance(self.mechanism, DeltaProduct) and self.write is not None:
+            gates["beta"] = 2.0 * self._split(self.write(x)).sigmoid()
         elif self.write is not None:
             gates["beta"] = self.write(x).sigmoid().mT
         if self.step is not None:
             gates["step"] = F.softplus(self.step(x)).mT
+        if self.blend is not None and self.fade is not None:
+            gates["blend"], gates["decay"] = self.blend(x).sigmoid().mT, -F.softplus(self.fade(x)).mT * gates["step"]
+        if self.turn is not None:
+            gates["angle"] = math.pi * self.turn(x).tanh()[:, None] * gates["step"][..., None]
         if self.fade is not None and self.log_rate is not None:
-            steps = F.softplus(self.fade(x)).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            steps = F.softplus(self._split(self.fade(x)))
             decay = -self.log_rate.exp()[:, None, None] * steps
             gates["decay"] = decay if self.decay == "channel" else decay[..., 0]
         return gates
 
+    def _split(self, x: Tensor) -> Tensor:
+        """Split channels ``[batch, len, width]`` into heads."""
+        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, decay={self.decay!r}, mask={self.mask}"
-
-
-class StateSpace(RecurrentLayer):
-    r"""The S4D layer: a state space model filters each channel, then a projection mixes the channels.
-
-    .. math:: \mathrm{out} = W\, \mathrm{gelu}(A x) + b, \qquad A = \text{the S4D matrix of each channel}
-
-    The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
-    padded sequences, and has a cache of constant size.
-
-    Args:
-        embed_dim: width of the tokens, and the number of channels.
-        state_dim: size of each channel's state; see `saccade.mechanisms.S4D`.
-        mask: combined with Causal and with the mask of each call by ``&``.
-        projection_bias: whether the output projection has a bias.
-
-    Raises:
-        ValueError: sizes out of range, or inputs of the wrong width.
-        UnsupportedError: a mask that a recurrence cannot apply, or a bias.
-
-    Cost: O(n log n) for each channel, and one projection.
-
-    Example:
-        >>> layer = StateSpace(16)
-        >>> layer(torch.zeros(2, 5, 16)).shape, layer.matrix(torch.zeros(2, 5, 16)).shape
-        (torch.Size([2, 5, 16]), (2, 16, 5, 5))
-
-    Reference: Gu et al. 2022, arXiv:2206.11893, section 4.
-    """
-
-    mechanism: S4D
-
-    def __init__(self, embed_dim: int, state_dim: int = 64, *, mask: Mask | None = None, projection_bias: bool = True):
-        check_int("embed_dim", embed_dim)
-        check_bool("projection_bias", projection_bias)
-        super().__init__(embed_dim, embed_dim, mask, S4D(embed_dim, state_dim))
-        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
-        self.reset_parameters()
-
-    def _project_tokens(
-        self, x: Tensor, mask: Mask | None, positions: Positions | None, convolution_cache: LayerCache | None
-    ) -> ProjectedTokens:
-        channels = x.mT[..., None]  # as heads
-        return ProjectedTokens(self.mechanism, channels, channels, channels)
-
-    def _project_output(self, out: Tensor, tokens: ProjectedTokens) -> Tensor:
-        return self.output_projection(F.gelu(out[..., 0].mT))
-
-    def extra_repr(self) -> str:
-        return f"{self.embed_dim}, mask={self.mask}"

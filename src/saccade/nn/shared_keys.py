@@ -1,4 +1,4 @@
-"""SharedKeyAttention: self-attention that reads the keys and values of an earlier layer."""
+"""SharedKeyAttention: self-attention that reads the keys and values of an earlier layer; MixedValues reads values."""
 
 from __future__ import annotations
 
@@ -26,19 +26,52 @@ KEY_PARTS = ("key_projection", "value_projection", "key_norm")
 
 
 class SharedKeys:
-    """The keys and values that a layer computes in one call, for later layers that read them.
-
-    Attributes:
-        key, value: ``[batch, kv_heads, len, width]``, for the tokens of the call; None until the layer has run.
-    """
+    """The keys and values that a layer computes in one call, for later layers that read them."""
 
     def __init__(self) -> None:
-        self.key: Tensor | None = None
-        self.value: Tensor | None = None
+        self._stored: tuple[Tensor, Tensor] | None = None
+        self._has_graph = False
 
-    def set(self, key: Tensor, value: Tensor) -> None:
-        """Store the keys and values of the current call."""
-        self.key, self.value = key, value
+    def exchange(self, key: Tensor, value: Tensor) -> Tensor:
+        """Store the keys and values of the layer's call, ``[batch, kv_heads, len, width]``.
+
+        Returns:
+            The values that the layer is to use: here, its own.
+        """
+        self._stored, self._has_graph = (key, value), torch.is_grad_enabled()
+        return value
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Return the stored keys and values.
+
+        Raises:
+            ValueError: the source has not run.
+            UnsupportedError: the source ran without a graph, but the reader runs with one, which would lose gradients.
+        """
+        if self._stored is None:
+            rule, hint = "contain the keys and values of an earlier layer", "a DecoderStack passes them on"
+            raise value_error("shared", rule, "none", hint=hint)
+        if torch.is_grad_enabled() and not self._has_graph:
+            reason = "the layer that computed the keys and values ran without gradients, so theirs would be lost"
+            raise unsupported("shared", [reason], hint="torch.utils.checkpoint with use_reentrant=False supports it")
+        return self._stored
+
+
+class MixedValues(SharedKeys):
+    """The mixing of the first layer's values into those of a later layer (value residual).
+
+    Args:
+        first: the keys and values of the first layer.
+        weights: the weights of the first layer's values and of the later layer's own, ``[2]``.
+    """
+
+    def __init__(self, first: SharedKeys, weights: Tensor):
+        super().__init__()
+        self._first, self._weights = first, weights
+
+    def exchange(self, key: Tensor, value: Tensor) -> Tensor:
+        """Return the layer's values, mixed with those of the first layer."""
+        return self._weights[0] * self._first.read()[1] + self._weights[1] * value
 
 
 class SharedKeyAttention(AttentionLayer):
@@ -120,7 +153,7 @@ class SharedKeyAttention(AttentionLayer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Attend to the keys and values of the source.
+        """Attend to the keys and values of the source layer.
 
         Args:
             query: the tokens, ``[batch, len, embed_dim]``; with a cache, only the new tokens.
@@ -152,7 +185,7 @@ class SharedKeyAttention(AttentionLayer):
         return self._matrix(self._heads(query, shared, mask, positions, rotary_positions, None), bias)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Raise, because the source's cache stores the keys and values.
+        """Raise an error, because the source's cache stores the keys and values.
 
         Raises:
             UnsupportedError: always.
@@ -180,18 +213,16 @@ class SharedKeyAttention(AttentionLayer):
         cache: LayerCache | None,
     ) -> Heads:
         """Check a call, project its queries, and return them with the keys and values of the source."""
-        if shared is None or shared.key is None or shared.value is None:
-            rule, hint = "contain the keys and values of an earlier layer", "a DecoderStack passes them on"
-            raise value_error("shared", rule, "none", hint=hint)
+        own_key, own_value = (SharedKeys() if shared is None else shared).read()
         weight = weight_of(self.query_projection)
         checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
         batch, length, _ = x.shape
-        key, value, places = shared.key, shared.value, None
+        key, value, places = own_key, own_value, None
         if positions is not None:
             places = Positions.of(positions, length=length, batch=batch)
         kv_places = places
         if cache is not None:
-            key, value = _cached(cache, shared.key, shared.value)
+            key, value = _cached(cache, own_key, own_value)
             stored, start = cache.kv_positions, key.shape[2] - length  # type: ignore[attr-defined]  # a KVCache
             kv_places = Positions.of(stored, "kv_positions", length=key.shape[2], batch=batch)
             if places is None:
@@ -214,7 +245,7 @@ class SharedKeyAttention(AttentionLayer):
 
 
 def check_sources(layers: nn.ModuleList) -> None:
-    """Raise unless every layer that reads another layer's keys and values comes after that layer and fits its heads."""
+    """Raise an error unless each layer that reads another layer's keys and values comes after it and fits its heads."""
     for index, layer in enumerate(layers):
         reader = layer.attention
         if not isinstance(reader, SharedKeyAttention):
@@ -232,8 +263,17 @@ def check_sources(layers: nn.ModuleList) -> None:
             raise value_error(f"layer {index}", "have no cross_attention, since it reads keys of another layer", "one")
 
 
-def shared_options(layers: nn.ModuleList) -> list[dict[str, SharedKeys]]:
-    """Return each layer's keyword arguments, so that source layers pass one call's keys and values to their readers."""
+def shared_options(layers: nn.ModuleList, mixes: Tensor | None) -> list[dict[str, SharedKeys]]:
+    """Return each layer's keyword arguments, so that source layers pass one call's keys and values to their readers.
+
+    Args:
+        layers: the layers of a stack.
+        mixes: the weights of the first layer's values in each later layer, and of that layer's own, ``[layers - 1,
+            2]``; None without a value residual.
+    """
+    if mixes is not None:
+        first = SharedKeys()
+        return [{"shared": one} for one in (first, *(MixedValues(first, weights) for weights in mixes))]
     sources = {layer.attention.source for layer in layers if isinstance(layer.attention, SharedKeyAttention)}
     shared = {index: SharedKeys() for index in sources}
     options = []

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator
 from types import NoneType
 from typing import Any, TypedDict, Unpack, cast
 
+import torch
 from torch import Tensor, nn
 
 from saccade.caches import Cache, LayerCache
+from saccade.engine.nested import check_dense
 from saccade.matrix import Matrix
+from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.base_layer import Layer
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
@@ -18,7 +21,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
-from saccade.support.validation import check_type
+from saccade.support.validation import check_bool, check_type
 
 
 class _CallOptions(TypedDict, total=False):
@@ -87,16 +90,22 @@ class EncoderStack(ArgumentHints, Layer):
 
 
 class DecoderStack(ArgumentHints, Layer):
-    """A stack of decoder layers.
+    r"""A stack of decoder layers.
 
     Args:
         layers: at least one `DecoderLayer`; either all or none have cross-attention.
         final_norm: norm for the output of the last layer, which pre-norm layers need.
+        value_residual: whether every layer after the first mixes the first layer's values into its own, before
+            attention and before they are cached: :math:`V'_l = \lambda_{l1} V_1 + \lambda_{l2} V_l`.
+
+    Attributes:
+        value_weights: the weights λ, trainable and initially 0.5, ``[layers - 1, 2]``; None without ``value_residual``.
 
     Raises:
         TypeError: an entry is not a `DecoderLayer`.
-        ValueError: there is no layer, only some layers have cross-attention, or a `SharedKeyAttention` reads a layer
-            that does not come before it or does not fit; in calls, the cache belongs to a different model.
+        ValueError: there is no layer, only some layers have cross-attention, a `SharedKeyAttention` reads a layer that
+            does not come before it or does not fit, or values cannot be mixed; in calls, the cache belongs to a
+            different model.
 
     Example:
         >>> import torch
@@ -105,15 +114,23 @@ class DecoderStack(ArgumentHints, Layer):
         >>> layers = [DecoderLayer(MultiHeadAttention(8, 2, mask=Causal()), FeedForward(8, 32)) for _ in range(3)]
         >>> DecoderStack(layers)(torch.zeros(1, 5, 8)).shape
         torch.Size([1, 5, 8])
+
+    Reference for the value residual: Zhou et al. 2024, arXiv:2410.17897.
     """
 
-    def __init__(self, layers: Iterable[DecoderLayer], *, final_norm: nn.Module | None = None):
+    def __init__(
+        self, layers: Iterable[DecoderLayer], *, final_norm: nn.Module | None = None, value_residual: bool = False
+    ):
         super().__init__()
         self.layers = _checked(layers, DecoderLayer, final_norm)
         if len({layer.cross_attention is not None for layer in self.layers}) > 1:
             rule = "all have cross_attention, or all have none"
             raise value_error("layers", rule, "layers with and without cross_attention")
         check_sources(self.layers)
+        if check_bool("value_residual", value_residual):
+            _check_value_residual(self.layers)
+        weights = torch.full((len(self.layers) - 1, 2), 0.5)
+        self.value_weights = nn.Parameter(weights) if value_residual else None
         self.final_norm = final_norm
 
     def forward(
@@ -138,7 +155,7 @@ class DecoderStack(ArgumentHints, Layer):
         """
         options = {"mask": mask, "positions": positions, "bias": bias}
         options |= {"context_mask": context_mask, "context_positions": context_positions}
-        per_layer = _layer_options(self.layers, rotary_positions)
+        per_layer = self._layer_options(x, rotary_positions)
         for layer, layer_cache, layer_options in zip(self.layers, self._caches(cache), per_layer, strict=True):
             x = layer(x, context, cache=layer_cache, **options, **layer_options)
         return x if self.final_norm is None else self.final_norm(x)
@@ -146,7 +163,7 @@ class DecoderStack(ArgumentHints, Layer):
     def matrices(self, x: Tensor, context: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
         """Return the lazy self-attention matrices of all layers. For the arguments, see `forward`."""
         options: dict[str, Any] = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
-        per_layer = _layer_options(self.layers, kwargs.pop("rotary_positions", None))
+        per_layer = self._layer_options(x, kwargs.pop("rotary_positions", None))
         matrices = []
         for layer, layer_options in zip(self.layers, per_layer, strict=True):
             matrices.append(_matrix_of(cast(DecoderLayer, layer), x, {**options, **layer_options}))
@@ -167,6 +184,14 @@ class DecoderStack(ArgumentHints, Layer):
         cached = (layer for layer in self.layers if not isinstance(layer.attention, SharedKeyAttention))
         return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in cached)
 
+    def _layer_options(self, x: Tensor, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
+        """Return the keyword arguments that differ between the layers in one call."""
+        if self.value_weights is not None:
+            check_dense(x=x)
+        shared = shared_options(self.layers, self.value_weights)
+        both = zip(rotary_arguments(self.layers, rotary_positions), shared, strict=True)
+        return [{**rotary_options, **shared_keys} for rotary_options, shared_keys in both]
+
     def _caches(self, cache: Cache | None) -> Iterable[LayerCache | Cache | None]:
         if cache is None:
             return [None] * len(self.layers)
@@ -179,17 +204,20 @@ class DecoderStack(ArgumentHints, Layer):
         return cache if count == len(self.layers) else caches_per_layer(self.layers, cache)
 
 
-def _layer_options(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
-    """Return the keyword arguments that differ between the layers of a decoder stack in one call."""
-    both = zip(rotary_arguments(layers, rotary_positions), shared_options(layers), strict=True)
-    return [{**rotary_options, **shared} for rotary_options, shared in both]
-
-
 def _matrix_of(layer: DecoderLayer, x: Tensor, options: dict[str, Any]) -> Matrix:
     """Return the lazy self-attention matrix of a layer, even if the layer reads the keys of an earlier layer."""
     if isinstance(layer.attention, SharedKeyAttention):
         return layer.attention.matrix(layer.attention_norm(x) if layer.norm_first else x, **options)
     return layer.matrix(x, **{name: option for name, option in options.items() if name != "shared"})
+
+
+def _check_value_residual(layers: nn.ModuleList) -> None:
+    """Raise an error unless all layers of a stack compute values of the same shape from the same tokens."""
+    owns = [layer.attention for layer in layers if layer.cross_attention is None]
+    sizes = {(own.num_kv_heads, own.head_dim) for own in owns if isinstance(own, MultiHeadAttention)}
+    if len(layers) < 2 or len(sizes) > 1 or not all(isinstance(own, MultiHeadAttention) for own in owns) or not owns:
+        rule = "be False unless several layers have a MultiHeadAttention with equal key heads, and no cross_attention"
+        raise value_error("value_residual", rule, True)
 
 
 def rotary_arguments(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:

@@ -115,8 +115,9 @@ def to_torch(module: nn.Module) -> nn.Module:
     Raises:
         TypeError: this type of module is not supported.
         UnsupportedError: torch's module lacks a feature of ours. Every reason is listed. The possible reasons are a
-            mask in the module, rotary positions, a mechanism other than plain softmax, a gate, root-mean-square norms,
-            biases in only some parts, and a subclass that overrides ``forward``.
+            mask in the module, rotary positions, norms of queries and keys, heads of another width, a mechanism other
+            than plain softmax, a gate, norms other than ``nn.LayerNorm`` or after the parts, parallel parts, a decoder
+            layer without cross-attention, biases in only some parts, and a subclass that overrides ``forward``.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
     check_type("module", module, _SACCADE_MODULES, rule)
@@ -129,7 +130,7 @@ def to_torch(module: nn.Module) -> nn.Module:
 
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
-    """Raise if a torch module expects the length before the batch, unless the user passed ``batch_first=True``."""
+    """Raise an error if a torch module takes the length before the batch, unless ``batch_first=True`` was passed."""
     what = type(module).__name__
     if batch_first is not None and batch_first is not True:
         hint = "saccade takes [batch, len, embed_dim] only; x.transpose(0, 1) swaps the two axes"
@@ -144,7 +145,7 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
 
 
 def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
-    """Raise if a module to convert, or a part of it, overrides ``forward``.
+    """Raise an error if a module to convert, or a part of it, overrides ``forward``.
 
     The converted module would then compute a different output with the same weights.
     """
@@ -198,6 +199,10 @@ def _reasons_against_torch(module: AttentionLayer) -> list[str]:
         reasons.append("it has a norm of queries and keys; torch's module has none")
     if module.head_dim * module.num_heads != module.embed_dim:
         reasons.append(f"its heads are {module.head_dim} wide; torch's are embed_dim / num_heads")
+    if module.temperature is not None:
+        reasons.append("it scales queries by their positions; torch's module does not")
+    if module.convolution is not None:
+        reasons.append("it has a short_convolution; torch's module has none")
     if module.gate_projection is not None:
         reasons.append("it has an output_gate; torch's module has none")
     mechanism = module.mechanism

@@ -1,4 +1,4 @@
-"""Plans: tiles that cover every allowed pair, and their cost. This package uses bounds of masks, not mask classes."""
+"""Plans: tiles that cover every pair that a mask allows, and their cost. They use bounds of masks, not mask classes."""
 
 from saccade.plan.plan import Plan, make
 from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Ranges, Rule, Tile, Triangle

@@ -1,7 +1,7 @@
-"""Plans for decoding: the tiles of the last row, planned again for each token.
+"""Plans for decoding, where each new token needs a plan for a single row.
 
 Bounds are computed as arrays over groups of rows, so planning one row costs as much as planning a few hundred. The
-bounds of many upcoming rows are therefore computed at once, and each decoded token reads the bounds of one row.
+bounds of many upcoming rows are therefore computed at once, and each decoded token uses the bounds of its row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS = 128  # rows whose bounds are computed at once; blocks start at multiples,
 
 
 class _Term(NamedTuple):
-    """One of the disjoint masks of a decode plan, with the visible and the undecided keys of each upcoming row."""
+    """One of the disjoint masks of a decode plan, with the visible keys and the undecided keys of each upcoming row."""
 
     rule: Rule
     step: int
@@ -34,7 +34,7 @@ class RowsAhead:
         kv_first: position of the first key.
         rows: number of rows.
 
-    Cost: as much as planning a single row, plus a little for each further row.
+    Cost: that of planning a single row, plus a little for each additional row.
     """
 
     def __init__(self, rule: Rule, first: int, kv_first: int, rows: int = ROWS):

@@ -1,8 +1,8 @@
-"""Sets of keys as sorted ranges, processed many sets at a time, and bounds on the keys that a mask allows.
+"""Sets of keys stored as sorted ranges, many sets at a time, and bounds on the keys that a mask allows.
 
 A `Spans` stores one set of integers per *row group*, as a structure of arrays: ``starts`` and ``ends`` of shape
-``[groups, slots]``. Ranges are half-open, sorted and disjoint, with empty slots last. All operations are built from
-two: union and complement. Each costs O(groups * slots) in NumPy, whatever the number of keys.
+``[groups, slots]``. Ranges are half-open, sorted and disjoint, with empty slots last. All operations are composed of
+unions and complements. Each costs O(groups * slots) in NumPy, regardless of the number of keys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-_FEW_SLOTS = 6  # rows of at most this length are sorted faster by comparing columns
+_FEW_SLOTS = 6  # rows of at most this length are sorted faster column by column
 _AT_ONCE = 1024  # groups whose ranges are read at a time: reading them one by one takes ten times as long
 
 
@@ -79,7 +79,7 @@ class Spans(NamedTuple):
         return self.complement(domain).union(other, domain).complement(domain)
 
     def where(self, choose: npt.NDArray[np.bool_], other: Spans) -> Spans:
-        """Return this set for groups where ``choose`` (bool ``[groups]``) is true, and the other set for the rest."""
+        """Return this key set for groups where ``choose`` (bool ``[groups]``) is True, and ``other`` elsewhere."""
         slots = max(self.starts.shape[1], other.starts.shape[1])
         a, b = self._widened(slots), other._widened(slots)
         return Spans(
@@ -88,7 +88,7 @@ class Spans(NamedTuple):
         )
 
     def shifted(self, offset: Ints, domain: KeyDomain) -> Spans:
-        """Return each group's set shifted by its ``offset`` and restricted to a domain."""
+        """Return each group's key set, shifted by the group's ``offset`` and restricted to a domain."""
         return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], domain)
 
     def at(self, which: Ints) -> Spans:
@@ -100,7 +100,7 @@ class Spans(NamedTuple):
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """Yield each group's non-empty key ranges. Keys differ from the group's row by multiples of ``step``."""
+        """Yield the non-empty key ranges of each group. Keys differ from the group's row by multiples of ``step``."""
         for some in range(0, len(rows), _AT_ONCE):
             chunk = slice(some, some + _AT_ONCE)
             numbers = (self.starts[chunk].tolist(), self.ends[chunk].tolist(), rows[chunk].tolist())
@@ -126,7 +126,7 @@ def _packed(starts: Ints, ends: Ints, domain: KeyDomain) -> tuple[Ints, Ints]:
     if starts.shape[1] == 1:
         return starts, ends
     # Starts and ends may be sorted separately: the k-th start opens a segment iff the k ranges that start before it
-    # have ended by then, and these have the k smallest ends. Slots that open or close nothing are moved to the end.
+    # have already ended, and these have the k smallest ends. Slots that open or close no segment are moved to the end.
     _sort_rows(starts)
     _sort_rows(ends)
     inner = starts[:, 1:] <= ends[:, :-1]
@@ -140,10 +140,10 @@ def _packed(starts: Ints, ends: Ints, domain: KeyDomain) -> tuple[Ints, Ints]:
 
 
 def _sort_rows(values: Ints) -> None:
-    """Sort each row in place. Short rows are sorted column by column, since NumPy starts anew for each row."""
+    """Sort each row in place. Short rows are sorted column by column, because NumPy's sort has overhead per row."""
     slots = values.shape[1]
     if slots > _FEW_SLOTS:
-        values.sort(axis=1, kind="stable")  # rows are sorted already, or two sorted parts, which this kind only merges
+        values.sort(axis=1, kind="stable")  # rows have one or two sorted parts, which this kind only merges
         return
     for last in range(slots - 1, 0, -1):
         for slot in range(last):
@@ -164,17 +164,17 @@ class Bounds(NamedTuple):
 
     @classmethod
     def exactly(cls, keys: Spans) -> Bounds:
-        """Return exact bounds for a mask that allows the same keys for all rows of a group."""
+        """Return exact key bounds for a mask that allows the same keys for all rows of a group."""
         return cls(keys, keys)
 
     @property
     def is_exact(self) -> bool:
-        """True if both sets are the same object. Masks declare exact bounds this way, which saves half of the work."""
+        """Whether both sets are the same object, which is how masks declare exact bounds to save half of the work."""
         return self.any_row is self.all_rows
 
     @classmethod
     def unknown(cls, domain: KeyDomain) -> Bounds:
-        """Return bounds for an unknown mask: any key may be visible to some row, and no key is certainly visible."""
+        """Return bounds for an unknown mask: any key may be visible to some row, and none is known to be visible."""
         return cls(Spans.everything(domain), Spans.nothing(domain))
 
     def both(self, other: Bounds, domain: KeyDomain) -> Bounds:
@@ -195,12 +195,12 @@ class Bounds(NamedTuple):
         return Bounds(any_row, any_row if self.is_exact else self.any_row.complement(domain))
 
     def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
-        """Return these bounds for groups where ``choose`` (bool ``[groups]``) is true, and ``other`` for the rest."""
+        """Return these key bounds for groups where ``choose`` (bool ``[groups]``) is True, and ``other`` elsewhere."""
         if choose.all():
             return self
         return Bounds(self.any_row.where(choose, other.any_row), self.all_rows.where(choose, other.all_rows))
 
 
 def shift_range(span: range, by: int) -> range:
-    """Shift a range of keys by adding ``by`` to its start and stop."""
+    """Return a range of keys with ``by`` added to its start and stop."""
     return range(span.start + by, span.stop + by, span.step)

@@ -1,4 +1,4 @@
-"""Plan: tiles that cover every pair that a mask allows, for the cheapest grouping of rows.
+"""Plan: tiles that cover every pair that a mask allows, with the rows grouped in the cheapest way.
 
 A plan is computed from the bounds of a mask on *groups of rows*, never from individual pairs. Several groupings are
 compared (all rows together, blocks of 768 or 192, cuts at positions that the mask prefers, batch items together or
@@ -24,7 +24,7 @@ _MOST_CACHED_TILES = 4096  # a plan with more tiles does not cache them but reco
 
 
 class Plan:
-    """The tiles for one mask and one matrix shape, computed on first use.
+    """A plan for one mask and one matrix shape: tiles, which are computed on first use.
 
     Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
@@ -32,11 +32,11 @@ class Plan:
         q_first, kv_first: positions of the first query and the first key.
 
     Attributes:
-        overlaps: True if a row may be in several tiles with disjoint keys, whose results are then merged using their
-            lse. If False, every row is in exactly one tile, which may have no columns.
+        overlaps: whether a row may be in several tiles with disjoint keys, whose results are then merged using their
+            lse. If not, every row is in exactly one tile, which may have no columns.
         memo: cache for data that kernels derive from this plan, such as residual masks; it lives as long as the plan.
 
-    Cost: none until tiles are read. A kernel that reads the bounds of the mask itself does not need tiles.
+    Cost: none until tiles are read. A kernel that reads the bounds of the mask directly does not need tiles.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Plan:
 
     @cached_property
     def pairs(self) -> int:
-        """Number of query-key pairs in all tiles, summed over batch and heads. It includes every visible pair."""
+        """Number of query-key pairs in all tiles, including every visible pair, summed over batch and heads."""
         return int(sum((layout.copies * layout.groups.rows * layout.widths).sum() for layout in self._layouts))
 
     @cached_property
     def is_full(self) -> bool:
-        """True if every key is certainly visible to every query."""
+        """Whether every key is known to be visible to every query."""
         if 0 in self.shape or len(self._terms) != 1:
             return 0 in self.shape
         first, q_len, kv_len = self._sizes.q_first, *self.shape[2:]
@@ -110,7 +110,7 @@ def make(
         rule: the mask on positions.
         shape: (batch, heads, q_len, kv_len).
         q_first, kv_first: positions of the first query and the first key. Further positions are consecutive.
-        whole_rows: whether every row must be in one tile, even if the mask is a union of masks with different steps.
+        whole_rows: whether every row must be in a single tile, even if the mask combines masks with different steps.
 
     Cost: O(rows / 192) for structured masks; never proportional to q_len * kv_len.
     """
@@ -123,7 +123,7 @@ def make(
 
 
 def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
-    """Return the cheapest feasible grouping of a plan's rows. The cost of large groupings is estimated on a sample."""
+    """Return the cheapest feasible grouping of a plan's rows. Costs of large groupings are estimated on a sample."""
     candidates: list[tuple[float, int, Callable[[], Layout]]] = []
     batch, least = sizes.shape[0], 0.0
     for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
@@ -147,7 +147,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
 
 
 def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
-    """Yield cuts of a plan's rows, and whether the mask prefers further cuts: first all preferred cuts, then none."""
+    """Yield the sets of row cuts to try, all preferred cuts and then none, and whether the mask prefers more cuts."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     none = np.zeros(0, dtype=np.int64)
     can_cut = step == 1 and stop - first > 1
@@ -160,7 +160,7 @@ def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Itera
 
 
 def _block_heights(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
-    """Return the heights of row blocks to try: the longest run of rows between cuts, then smaller standard heights."""
+    """Return the row-block heights to try: the longest run of rows between cuts, then smaller standard heights."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     if stop - first == 1:
         return [1]
@@ -181,7 +181,7 @@ def _row_groups(items: list[int], cuts: list[Ints], block: int, step: int, sizes
 
 
 def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:
-    """Split rows at cuts (or into the residue classes of a step), and into groups of at most ``block`` rows."""
+    """Split rows at cuts (or into the residue classes of ``step``) and then into groups of at most ``block`` rows."""
     if step == 1:
         begins = np.concatenate([[first], cuts]).astype(np.int64)
         ends = np.concatenate([cuts, [stop]]).astype(np.int64)
@@ -197,7 +197,7 @@ def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tup
 
 
 def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """Return a grouping's total cost (inf if infeasible), the cost of fully visible keys, and a layout factory.
+    """Return the cost of a row grouping (inf if infeasible), the part for fully visible keys, and a layout factory.
 
     Costs of large groupings are estimated on a sample.
     """

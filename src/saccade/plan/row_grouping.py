@@ -21,11 +21,11 @@ _KEY_PRICE = 8.0  # cost of reading a key, which matters only for few rows
 _FEW_ROWS = 16
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
 _FEW_GROUPS = 64  # largest number of groups for which the cost of a layout is summed tile by tile
-_FEW_RANGES = 512  # number of key ranges that a sample of more groups has, to estimate their cost
+_FEW_RANGES = 512  # with more groups, number of key ranges in the sample on which their cost is estimated
 
 
 class Sizes(NamedTuple):
-    """Shape of the matrix, and positions of its first query and its first key."""
+    """Shape of an attention matrix, and the positions of its first query and its first key."""
 
     shape: tuple[int, int, int, int]
     q_first: int
@@ -44,7 +44,7 @@ class Layout:
 
     @classmethod
     def of(cls, rule: Rule, sizes: Sizes, groups: Groups) -> Layout:
-        """Build the layout for groups of rows: find the keys visible to all rows of a group, and the undecided keys."""
+        """Build the layout for groups of rows, with the keys visible to all rows of a group and the undecided keys."""
         kv_first, kv_len = sizes.kv_first, sizes.shape[3]
         keys = KeyDomain(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
         bounds = rule.bounds(groups, keys)
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def copies(self) -> Ints:
-        """Number of matrices (one per batch item and head) that each group of rows covers."""
+        """Number of attention matrices (one per batch item and head) that each group of rows covers."""
         return np.where(self.groups.batch == ALL, self.sizes.shape[0], 1) * self.sizes.shape[1]
 
     @property
@@ -73,7 +73,7 @@ class Layout:
         return self.groups.rows * self._count(self.undecided) * self.num_distinct
 
     def is_feasible(self) -> bool:
-        """True if all residual masks are small enough, or if no group can be made smaller."""
+        """Return whether all residual masks of the layout are small enough, or no group can be made smaller."""
         rows = self.groups.rows
         return bool(((self.residuals <= _MAX_RESIDUAL) | (rows == 1)).all()) or self._all_native()
 
@@ -82,14 +82,14 @@ class Layout:
         count = len(self.groups.first)
         if count <= _FEW_GROUPS:
             return self._cost_by_tiles()
-        # Bounds do not show which residual masks are native. Estimate what those save from the tiles of a few groups.
+        # Bounds do not show which residual masks are native. Estimate their savings from the tiles of a few groups.
         ranges = self.all_rows.starts.shape[1] + self.undecided.starts.shape[1]
         some = np.unique(np.linspace(0, count - 1, min(_FEW_GROUPS, _FEW_RANGES // ranges + 2)).astype(np.int64))
         few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.undecided.at(some))
         return self._cost_by_bounds() * few._cost_by_tiles() / (few._cost_by_bounds() or 1.0)
 
     def cost_of_fully_visible(self) -> float:
-        """Return the cost of the keys visible to all rows. Every grouping includes this cost."""
+        """Return the cost of the keys visible to all rows, which every grouping of the rows includes."""
         pairs = self.copies * self.groups.rows * self._count(self.all_rows)
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 
@@ -108,11 +108,11 @@ class Layout:
 
     @cached_property
     def _cached_tiles(self) -> tuple[Tile, ...]:
-        """Tiles of the layout as a tuple, cached because both the cost estimate and the kernel read them."""
+        """Tiles of the layout, cached because both the cost estimate and the kernel read them."""
         return tuple(self._build_tiles())
 
     def _build_tiles(self) -> Iterator[Tile]:
-        """Build the layout's tiles: find the residual mask of each column range, and convert positions to indices."""
+        """Yield the layout's tiles, with indices instead of positions and a residual mask for each column range."""
         (batch, heads, _, _), q_first, kv_first = self.sizes
         step = self.groups.step
         numbers = (self.groups.batch.tolist(), self.groups.first.tolist(), self.groups.last.tolist())
@@ -160,7 +160,7 @@ class Layout:
 
 
 def _cost_of_pair(rows: Any) -> Any:
-    """Return the cost of a pair in tiles of some heights, an int or an array."""
+    """Return the cost of one pair in a tile of the given height (an int or an array)."""
     is_high, is_middle = rows >= 768, (rows >= 192) & (rows < 768)
     return is_high + is_middle * (290 / 235) + (rows < 192) * (290 / 190 + _KEY_PRICE / rows)
 

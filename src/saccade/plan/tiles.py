@@ -1,4 +1,4 @@
-"""Tile, a box of ``[batch, heads, q_len, kv_len]`` to compute, and Rule, the mask interface that plans use."""
+"""Tile, a box of an attention matrix that a kernel computes, and Rule, the interface through which plans use masks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ranges = tuple[range, ...]
 class Groups(NamedTuple):
     """Groups of rows, as arrays of shape ``[groups]``: their batch items and their first and last positions.
 
-    With a ``step`` above 1, a group contains every step-th position from its first on, and only keys with
+    With a ``step`` above 1, a group contains every step-th position, starting with the first, and only keys with
     ``(query - key) % step == 0``.
     """
 
@@ -39,7 +39,7 @@ class Groups(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A box of rows × keys in one batch item (or `ALL`), in positions. Both ranges have the same step."""
+    """A box of rows and keys in one batch item (or `ALL`), given by positions. Both ranges have the same step."""
 
     batch: int
     rows: range
@@ -55,12 +55,12 @@ class Triangle(NamedTuple):
 
     @property
     def is_square(self) -> bool:
-        """True for the plain causal square, where fused kernels skip half of the pairs."""
+        """Whether the triangle is the plain causal square, of which fused kernels skip half of the pairs."""
         return self.rows == self.columns and self.offset == 0
 
 
 class Rule(Protocol):
-    """The mask interface that plans use: bounds on groups of rows. All coordinates are positions."""
+    """The interface through which plans use masks, such as bounds on groups of rows. All coordinates are positions."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class Rule(Protocol):
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Evaluate the mask pair by pair. This is called only for pairs that the bounds leave undecided."""
+        """Evaluate the mask for individual pairs. This is called only for pairs that the bounds leave undecided."""
         ...
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
@@ -89,14 +89,14 @@ class Rule(Protocol):
 
 
 class ColumnRange(NamedTuple):
-    """Key columns of a tile. ``partial`` is True if all rows see them. If not, it is the key of the residual mask."""
+    """Key columns of a tile. ``partial`` is True if all rows see them; if not, it is the residual mask's cache key."""
 
     keys: range
     partial: bool | Hashable
 
 
 class Tile(NamedTuple):
-    """A box of indices in ``[batch, heads, q_len, kv_len]``, with the mask to evaluate in partial column ranges."""
+    """A box of ``[batch, heads, q_len, kv_len]`` in indices, with the mask to evaluate in partial column ranges."""
 
     batch: slice
     heads: slice

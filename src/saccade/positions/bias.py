@@ -42,11 +42,11 @@ class Bias(ArgumentHints, nn.Module):
             UnsupportedError: the bias depends on the query; use `values` instead.
         """
         reasons = ["it defines no table: its values depend on the query"]
-        hint = "values(distances, query, scale) gives them"
+        hint = "call values(distances, query, scale) instead"
         raise unsupported(type(self).__name__, reasons, hint=hint)
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
-        """Return the bias at the given distances, which may depend on the query.
+        """Return the bias at the given distances; it may depend on the query.
 
         Args:
             distances: int64 ``[distances]``, consecutive and ascending.
@@ -94,5 +94,5 @@ class Bias(ArgumentHints, nn.Module):
         return table[:, :, rows, between - first]
 
     def address(self, positions: Tensor) -> Tensor:
-        """Convert positions to addresses, whose differences are the distances. By default, they are the positions."""
+        """Convert positions to addresses, whose differences are the distances; by default, the positions themselves."""
         return as_positions(positions)

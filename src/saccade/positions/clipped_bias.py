@@ -22,7 +22,7 @@ class Clipped(Bias):
         reach: largest distance with a separate scalar, at least 0.
 
     Attributes:
-        weight: ``[num_heads, 2 * reach + 1]``, from the latest key in reach to the earliest.
+        weight: ``[num_heads, 2 * reach + 1]``, ordered from the latest key within reach to the earliest.
 
     Raises:
         ValueError: a size is not an int, or too small.

@@ -57,7 +57,7 @@ class Learned(ArgumentHints, nn.Module):
             ``[..., embed_dim]``, differentiable in the weight.
         """
         place = as_positions(positions, self.weight.device)
-        check_below(place, self.max_len, "Sinusoidal and relative positions have no longest position")
+        check_below(place, self.max_len, "Sinusoidal and relative positions have no length limit")
         return F.embedding(place.clamp(min=0), self.weight).masked_fill(place[..., None] < 0, 0.0)
 
     def extra_repr(self) -> str:

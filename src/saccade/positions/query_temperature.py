@@ -1,4 +1,4 @@
-"""QueryTemperature: scale queries by a factor that grows with position, so that attention stays sharp in long texts."""
+"""QueryTemperature: a factor for queries that grows with position, so that attention stays sharp at long lengths."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ class RelationTable(ArgumentHints, nn.Module):
 
     .. math:: b_{hij} = w_{r_{ij},\, h}
 
-    Positions do not determine relations, so they are passed with each batch. Unlike a `Bias`, the module is called with
-    these relations, and returns a tensor to pass as ``bias=``. The results of several tables can be added. All scalars
-    start at 0.
+    Relations cannot be computed from positions, so they are passed with each batch. Unlike a `Bias`, the module is
+    called with these relations, and returns a tensor to pass as ``bias=``. The results of several tables can be added.
+    All scalars start at 0.
 
     Args:
         num_heads: number of query heads.

@@ -122,10 +122,10 @@ class Rotary(ArgumentHints, nn.Module):
         Returns:
             The rotated tensor, with the shape and dtype of x.
         """
-        return self._rotated(x, *self._cos_and_sin(x, positions))
+        return rotated(x, *self._cos_and_sin(x, positions), self.layout)
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
-        """Undo the rotation of `forward`, up to one rounding in the dtype of x.
+        """Undo the rotation of `forward`, up to a rounding error in the dtype of x.
 
         To move a key to a new position, undo the rotation and rotate again. Always start from the stored key, because
         repeated moves in half precision would accumulate rounding errors.
@@ -139,7 +139,7 @@ class Rotary(ArgumentHints, nn.Module):
         """
         square = 1.0 if self.scaling is None else self.scaling.magnitude**2
         cos, sin = self._cos_and_sin(x, positions)
-        return self._rotated(x, cos / square, -sin / square)
+        return rotated(x, cos / square, -sin / square, self.layout)
 
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
@@ -169,7 +169,7 @@ class Rotary(ArgumentHints, nn.Module):
         )
 
     def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotary factors of each channel and of its partner, each ``[batch | 1, 1, len, rotary_dim]``."""
+        """Check x and the positions, and return the rotary factors as `_factors` does."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
             raise type_error("x", "be a float tensor", got)
@@ -188,7 +188,7 @@ class Rotary(ArgumentHints, nn.Module):
         return self._read(positions, x)
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotary factors at validated positions, on the device and in the widened dtype of ``like``."""
+        """Return the rotary factors for validated positions, on the device and in the widened dtype of ``like``."""
         settings = (
             self.base,
             self.rotary_dim,
@@ -209,19 +209,12 @@ class Rotary(ArgumentHints, nn.Module):
                 return _cached_factors(positions, settings, inference)
         return _factors(positions, settings)
 
-    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        part = x if self.rotary_dim == self.head_dim else x[..., : self.rotary_dim]
-        wide = part.to(cos.dtype)
-        if self.layout == "half":
-            other = wide.roll(self.rotary_dim // 2, -1)
-        else:
-            other = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        rotated = torch.addcmul(wide * cos, other, sin).to(x.dtype)
-        return rotated if part is x else torch.cat([rotated, x[..., self.rotary_dim :]], -1)
-
 
 def _factors(positions: range | Tensor, settings: _RotationSettings) -> tuple[Tensor, Tensor]:
-    """Compute the rotary factors of each channel and of its partner. The rotation adds the two products."""
+    """Compute two rotary factors per channel, each ``[batch | 1, 1, len, rotary_dim]``.
+
+    A rotated channel is the first factor times the channel plus the second factor times its partner.
+    """
     base, rotary_dim, layout, scaling, axes, dtype, device = settings
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0).to(dtype)
@@ -234,7 +227,7 @@ def _factors(positions: range | Tensor, settings: _RotationSettings) -> tuple[Te
 
 
 def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int) -> _Axes:
-    """Return the index of the position axis that rotates each pair of channels."""
+    """Return, for each pair of channels, the index of the position axis that rotates it."""
     pairs, axes = rotary_dim // 2, len(sections)
     if sum(sections) != pairs or not sections:
         raise value_error("sections", f"sum to {pairs}, half of rotary_dim", shown(sections))
@@ -243,12 +236,22 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
     turns = [pair % axes if pair < sections[pair % axes] * axes else 0 for pair in range(pairs)]
     if [turns.count(axis) for axis in range(axes)] != list(sections):
         hint = "the first axis takes the remaining pairs, so its section must be the largest"
-        raise value_error("sections", "leave room for the axes in turn", shown(sections), hint=hint)
+        raise value_error("sections", "allow the pairs to cycle through the axes", shown(sections), hint=hint)
     return tuple(turns)
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Rotate the first channels of queries or keys by the factors of `paired`; all further channels are unchanged."""
+    rotary_dim = cos.shape[-1]
+    part = x if rotary_dim == x.shape[-1] else x[..., :rotary_dim]
+    wide = part.to(cos.dtype)
+    other = wide.roll(rotary_dim // 2, -1) if layout == "half" else wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    turned = torch.addcmul(wide * cos, other, sin).to(x.dtype)
+    return turned if part is x else torch.cat([turned, x[..., rotary_dim:]], -1)
+
+
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Expand rotary factors from channel pairs to channels, and return those of each channel and of its partner."""
+    """Expand the cosines and sines of channel pairs to the two rotary factors of each channel; see `_factors`."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from saccade.positions.rotary import Rotary, paired
+from saccade.positions.rotary import Rotary, paired, rotated
 from saccade.positions.rotary_scaling import Device, Scaling
 from saccade.positions.token_positions import as_positions, check_below
 from saccade.support.errors import type_error, value_error
@@ -29,7 +29,7 @@ class Frequencies(Scaling):
 
     Raises:
         TypeError, ValueError: an argument does not consist of finite numbers.
-        UnsupportedError: on use, the number of pairs is different.
+        UnsupportedError: on use, the number of frequencies differs from the number of channel pairs.
 
     Example:
         >>> from saccade.positions import Rotary
@@ -75,9 +75,9 @@ class Frequencies(Scaling):
 class RotaryTables(Rotary):
     """Rotary embeddings that use stored tables, such as ``cos_cache`` and ``sin_cache`` of an ONNX model.
 
-    The tables have one value per position and channel pair. In transformers, they contain each value twice; pass
-    ``cos[:, : cos.shape[1] // 2]`` instead. The tables stay float32 (or float64 if passed as such) when the module is
-    converted to a different dtype, and are part of its state dict.
+    The tables have one value per position and channel pair. Tables from transformers contain each value twice, so pass
+    ``cos[:, : cos.shape[1] // 2]``. The tables stay float32 (or float64 if passed as such) when the module is converted
+    to a different dtype, and are part of its state dict.
 
     Args:
         cos, sin: ``[positions, rotary_dim // 2]``.
@@ -119,7 +119,7 @@ class RotaryTables(Rotary):
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         cos, sin = self._cos_and_sin(x, positions)
         square = cos.square() + sin.square()
-        return self._rotated(x, cos / square, -sin / square)
+        return rotated(x, cos / square, -sin / square, self.layout)
 
     def extra_repr(self) -> str:
         return f"{len(self.cos)} positions, {self.head_dim}, rotary_dim={self.rotary_dim}, layout={self.layout!r}"

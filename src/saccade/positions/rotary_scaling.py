@@ -86,7 +86,7 @@ class NTK(Scaling):
         >>> NTK.at_length(2.0, length=8192, trained_len=4096)
         NTK(factor=3.0)
 
-    Reference: Peng et al. 2023, arXiv:2309.00071, section 3.1, which describes it; first published as "NTK-aware".
+    Reference: Peng et al. 2023, arXiv:2309.00071, section 3.1; first published online as "NTK-aware" scaling.
     """
 
     factor: float

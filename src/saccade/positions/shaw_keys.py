@@ -29,8 +29,8 @@ class ShawKeys(Bias):
         num_heads: number of query heads, for separate embeddings per head; None if all heads share them.
 
     Attributes:
-        weight: ``[back + 1 + ahead, head_dim]``, from the earliest key in reach to the latest; with ``num_heads``, an
-            axis for the heads comes first.
+        weight: ``[back + 1 + ahead, head_dim]``, ordered from the earliest key within reach to the latest; with
+            ``num_heads``, a head axis comes first.
 
     Raises:
         ValueError: a size is not an int or is too small, or the query has a different width.
@@ -55,7 +55,7 @@ class ShawKeys(Bias):
         self.head_dim = check_int("head_dim", head_dim)
         limits = reach if isinstance(reach, tuple | list) else (reach, reach)
         if len(limits) != 2:
-            raise value_error("reach", "be an int, or two: back and ahead", shown(reach))
+            raise value_error("reach", "be an int or a pair (back, ahead)", shown(reach))
         self.back, self.ahead = (check_int("reach", limit, 0) for limit in limits)
         self.reach = max(self.back, self.ahead)
         self.num_heads = None if num_heads is None else check_int("num_heads", num_heads)

@@ -46,7 +46,7 @@ class Positions:
         length: int | None = None,
         batch: int = 1,
     ) -> Positions:
-        """Validate the positions that a user passed.
+        """Validate positions that a user passed and convert them to `Positions`.
 
         Args:
             given: a range, an int64 tensor, or a list of ints (or one list for each batch item).
@@ -143,7 +143,7 @@ class Positions:
 
     @property
     def after(self) -> int | Tensor:
-        """Position after the last token, where the next token will be; int64 ``[batch]`` for a table."""
+        """Position of the next token, one after the last token; int64 ``[batch]`` for a table."""
         if self.run is not None:
             return self.run.stop
         table = torch.atleast_2d(self.on())
@@ -156,7 +156,7 @@ class Positions:
         return _consecutive(self.after, count)
 
     def extended(self, new: Positions, batch: int, device: torch.device) -> tuple[Positions, Positions]:
-        """Append positions, and return two values: all positions, and the new positions.
+        """Append new positions, and return all positions and the new ones.
 
         Consecutive positions are returned as ranges, other positions as tables.
         """

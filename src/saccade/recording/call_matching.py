@@ -25,8 +25,8 @@ class CallEnd(NamedTuple):
     Attributes:
         newest: the key of the last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.
         last: the last key of the call; it differs from ``newest`` if the cache has free slots.
-        first_column: index of the call's first key in the full text.
-        tokens: number of keys in the full text up to the last token.
+        first_column: index of the call's first key in the full sequence.
+        tokens: number of keys in the full sequence up to the last token.
         kv_len: number of keys in the call.
         position: position of the last query; None if batch items have different positions.
     """
@@ -40,7 +40,7 @@ class CallEnd(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Matrix, first_column: int = 0) -> CallEnd:
-        """Return the `CallEnd` of a call, given its matrix and the index of its first key in the full text."""
+        """Return the `CallEnd` of a call, given its matrix and the index of its first key in the full sequence."""
         matrix = matrix_of_call(matrix)
         kv_len, key = matrix.shape[3], _key_of(matrix)
         if key is None or not kv_len:
@@ -50,9 +50,9 @@ class CallEnd(NamedTuple):
         return cls(newest, last, first_column, first_column + index + 1, kv_len, _position_of_last(matrix))
 
     def extended(self, matrix: Matrix) -> int | None:
-        """Return the full-text index of a later call's first key if that call extends this call's keys, or None.
+        """Return the index of a later call's first key in the full sequence; None if it does not extend this call.
 
-        In self-attention, the key of the last token comes directly before the keys of the new tokens.
+        In self-attention, the key of this call's last token comes directly before the keys of the new tokens.
         """
         matrix = matrix_of_call(matrix)
         q_len, key = matrix.shape[2], _key_of(matrix)
@@ -68,7 +68,7 @@ class CallEnd(NamedTuple):
         return first if first >= 0 else None
 
     def repeated(self, matrix: Matrix) -> int | None:
-        """Return the full-text index of a later call's first key if that call has the same keys as this call, or None.
+        """Return the index of a later call's first key in the full sequence; None if that call has other keys.
 
         In cross-attention, the keys stay the same, and each decoding step has only new queries.
         """
@@ -85,7 +85,7 @@ class CallEnd(NamedTuple):
         return key[:, :, 0].shape == self.newest.shape and key.dtype == self.newest.dtype
 
     def _is_before(self, matrix: Matrix) -> bool:
-        """Return whether this call precedes another one: the other's last query is later, or it has more keys."""
+        """Return whether this call precedes another one, whose last query is later or which has more keys."""
         position = _position_of_last(matrix)
         has_moved = self.position is not None and position is not None and position > self.position
         return has_moved or matrix.shape[3] > self.kv_len
@@ -137,7 +137,7 @@ class CallEnds:
         self._skipped: dict[int, tuple[str, Callable[[], Matrix]]] = {}
 
     def skip(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Store a call to an unselected layer, because it may show that the thread is running a generation."""
+        """Store a call to an unselected layer, because it may reveal that the thread is generating tokens."""
         self._skipped[threading.get_ident()] = (name, make)
 
     def forget_skipped(self) -> None:
@@ -172,7 +172,7 @@ class CallEnds:
         thread_id = threading.get_ident()
         try:
             matrix = make()
-        except UnsupportedError:  # without a matrix, this is unknown
+        except UnsupportedError:  # without a matrix, nothing can be determined
             return
         first_columns = (call_end.extended(matrix) for _, call_end in self._ends.get(name, {}).values())
         first_column = next((first for first in first_columns if first is not None), None)

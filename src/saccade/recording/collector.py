@@ -23,7 +23,7 @@ CALLED_AS = "record"  # in errors
 
 
 class Selection:
-    """The layers and heads that a recording selects.
+    """The layers and heads to record.
 
     Args:
         layers: indices of layers, in the order of their first calls, or names of modules, where ``*`` matches
@@ -122,7 +122,7 @@ class Collector:
     Args:
         options: which data to store for each call.
         selection: the layers and heads to record.
-        callback: called with each matrix, unless it is None.
+        callback: called with the name of the layer and each matrix; None for no callback.
     """
 
     def __init__(self, options: KeepOptions, selection: Selection, callback: Callable[[str, Matrix], None] | None):

@@ -21,7 +21,7 @@ CALLED_AS = "record"  # in errors
 
 
 class OfCall(DerivedMatrix):
-    """Base class of matrices that show the matrix of a call in another way; they have its queries and keys."""
+    """Base class of matrices that wrap the matrix of a call and have its queries and keys."""
 
     def over(self, change: Callable[[Matrix], Matrix]) -> Matrix:
         """Return a copy in which ``change`` was applied to each matrix that was built for the call."""
@@ -29,7 +29,7 @@ class OfCall(DerivedMatrix):
 
 
 def matrix_of_call(matrix: Matrix) -> Matrix:
-    """Return the softmax attention that a matrix was derived from by `OfCall`; otherwise the matrix itself."""
+    """Return the softmax attention inside an `OfCall` matrix; return any other matrix unchanged."""
     inner = matrix
     while isinstance(inner, OfCall):
         inner = inner.inner
@@ -64,7 +64,7 @@ class ChosenHeads(OfCall):
 
     @property
     def kv_heads(self) -> int:
-        """Number of selected heads, because a product takes separate values for each selected head."""
+        """The number of selected heads, because a product takes separate values for each selected head."""
         return len(self.heads)
 
     def over(self, change: Callable[[Matrix], Matrix]) -> Matrix:
@@ -154,7 +154,7 @@ class JoinedMatrices(DerivedMatrix):
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
-    """Select heads of a matrix, in the order of ``heads``.
+    """Return a matrix with selected heads of a matrix, in the order of ``heads``.
 
     Args:
         matrix: the matrix with all heads.

@@ -20,7 +20,7 @@ _UNKNOWN = "its values are not available, as in recurrences, with nested tensors
 
 
 class GradientsOfCalls:
-    """The gradients with respect to the weights of a run's calls, collected during the backward pass.
+    """The gradients with respect to the attention weights of a run's calls, collected during the backward pass.
 
     Args:
         name: the name of the layer.
@@ -33,11 +33,11 @@ class GradientsOfCalls:
         self._refused: dict[int, str] = {}
 
     def watch(self, output: AnyOutput | None, first_column: int, heads: Sequence[int] | None) -> None:
-        """Request the gradient of the next call, to store it when the backward pass computes it.
+        """Request the gradient of the next call; it is stored when the backward pass computes it.
 
         Args:
             output: the output of the call; None if it is unknown.
-            first_column: index of the call's first key in the full text.
+            first_column: index of the call's first key in the full sequence.
             heads: indices of the recorded heads; None for all.
         """
         index = len(self._first_columns)

@@ -32,8 +32,8 @@ class Call(NamedTuple):
 
     Attributes:
         shape: (batch, heads, q_len, kv_len) of the call's matrix.
-        first_column: index of the call's first key in the full text; not 0 if a cache has dropped earlier keys.
-        answers: results of the statistics that were requested while recording, in the same order.
+        first_column: index of the call's first key in the full sequence; above 0 if a cache has dropped earlier keys.
+        answers: results of the statistics that were requested for the recording, in the same order.
         summary: the summary, if it was recorded; None if rows are not distributions.
         statistics: statistics of each query and key by name, if they were recorded; see `Run.statistics`.
         uniform: uniform baselines of `answers`, in the same order; None for those that were not computed.
@@ -171,7 +171,7 @@ class Run:
         raise unsupported("a summary", [reason], hint=hint)
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Return statistics of the run: any statistics if queries and keys were recorded, else those already computed.
+        """Return statistics of the run; without recorded queries and keys, only those computed while recording.
 
         Args:
             statistics: statistics from `saccade.statistics`, or custom ones.
@@ -190,7 +190,7 @@ class Run:
         return tuple(self._result(statistic) for statistic in statistics)
 
     def uniform(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Return the uniform baselines of statistics: their results if all visible keys of a query had equal weights.
+        """Return the uniform baselines of statistics: their results for equal weights on all visible keys of a query.
 
         Args:
             statistics: statistics from `saccade.statistics`, or custom ones.
@@ -229,10 +229,6 @@ class Run:
                 return None
         visible = [call.sees for call in self.calls if call.sees is not None]
         return torch.cat(visible, 2) if len(visible) == len(self.calls) else None
-
-    def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Call `compute`; this is its former name."""
-        return self.compute(*statistics)
 
     def _result(self, statistic: Statistic[Any, Any]) -> Any:
         if statistic in self._statistics:

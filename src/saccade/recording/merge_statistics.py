@@ -1,4 +1,4 @@
-"""Merge the statistics of several recorded calls into those of all their rows."""
+"""Merge the statistics of several recorded calls into statistics of all their rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def joined_results(statistic: Statistic[Any, Any], answers: Sequence[Any], first
         first_columns: index of the first key of each call among the keys of all calls.
 
     Raises:
-        UnsupportedError: the results are neither per row nor a known sum over rows.
+        UnsupportedError: the results are neither one value per row nor a known sum over rows.
     """
     if isinstance(statistic, Received):
         return joined_sums(answers, first_columns)
@@ -40,7 +40,7 @@ def joined_results(statistic: Statistic[Any, Any], answers: Sequence[Any], first
         return _stacked(moved, [2, 2])
     axes = _row_axes(statistic)
     if any(axis is None for axis in axes) or any(first_columns):
-        reason = f"the results of {len(answers)} calls to {statistic} cannot be combined into one for all rows"
+        reason = f"the results of {statistic} for {len(answers)} calls cannot be combined into one for all rows"
         hint = 'keep="qk" joins the matrices instead; Run.calls has the result of each call'
         raise unsupported("the recording", [reason], hint=hint)
     return _stacked(answers, [axis for axis in axes if axis is not None])

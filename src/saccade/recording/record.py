@@ -172,7 +172,7 @@ def _keep_options(keep: object) -> KeepOptions:
         else:
             names = ", ".join(f'"{name}"' for name in _STATISTICS)
             got = item.__name__ if isinstance(item, type) else repr(item)
-            rule = f"be statistics of saccade.statistics, or some of {names}"
+            rule = f"be statistics from saccade.statistics, or some of {names}"
             raise type_error("keep", rule, got, hint="pass instances: keep=[Entropy()]")
         statistics += [statistic for statistic in added if statistic not in statistics]
     return KeepOptions(tuple(statistics), "statistics" in requested, "qk" in requested, "gradients" in requested)

@@ -14,7 +14,7 @@ from torch import Tensor
 from saccade.recording.gradients import Gradients
 from saccade.recording.layer_record import Run
 from saccade.recording.table_files import checked_file, parquet_writer, write_csv, write_parquet
-from saccade.recording.table_rows import TableRow, table_rows
+from saccade.recording.table_rows import COLUMNS, TableRow, table_rows
 from saccade.recording.word_links import Link, Place, RankBy, rank_links
 from saccade.statistics import Statistic
 from saccade.support.errors import value_error
@@ -57,11 +57,6 @@ class Recording(Mapping[str, Run]):
         return tuple(self._not_recorded)
 
     @property
-    def unheard(self) -> tuple[str, ...]:
-        """The names in `not_recorded`; this is its former name."""
-        return self.not_recorded
-
-    @property
     def gradients(self) -> Gradients:
         """Gradients of the loss with respect to each layer's attention weights in its last run, after backward.
 
@@ -85,10 +80,6 @@ class Recording(Mapping[str, Run]):
     def uniform(self, *statistics: Statistic[Any, Any]) -> dict[str, tuple[Any, ...]]:
         """Return the uniform baselines of statistics for the last run of every layer, by name; see `Run.uniform`."""
         return {name: self[name].uniform(*statistics) for name in self}
-
-    def ask(self, *statistics: Statistic[Any, Any]) -> dict[str, tuple[Any, ...]]:
-        """Call `compute`; this is its former name."""
-        return self.compute(*statistics)
 
     def by_head(self, name: str) -> Tensor:
         """Return one summary measure of every head in each layer's last run, ``[layers, batch, heads]``.
@@ -148,7 +139,7 @@ class Recording(Mapping[str, Run]):
             OSError: the file cannot be written.
         """
         destination = checked_file(path)
-        write_csv(destination, self.to_rows())
+        write_csv(destination, COLUMNS, self.to_rows())
         return destination
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:

@@ -1,4 +1,4 @@
-"""StoredMatrices: a layer's queries and keys, stored for later statistics; memory grows with the text."""
+"""StoredMatrices: a layer's queries and keys, stored for later statistics; memory grows with the length."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StoredMatrices:
         """Store the matrix of another call."""
         stored = self._stored(matrix, first_column)
         joined = _merged_with_last(self._parts[-1], stored, first_column) if self._parts else []
-        self._parts[-1:] = joined or [*self._parts[-1:], _Part(stored, first_column)]  # at once, for other threads
+        self._parts[-1:] = joined or [*self._parts[-1:], _Part(stored, first_column)]  # in one step, for other threads
 
     def matrix(self) -> Matrix:
         """Return the stored matrices of all calls, joined into one.
@@ -61,7 +61,7 @@ class StoredMatrices:
         return JoinedMatrices(matrices, [part.first_column for part in self._parts])
 
     def _share_keys(self, key: Tensor) -> bool:
-        """Append the keys of a call to the shared keys if they continue them; return whether they do."""
+        """Append the new keys of a call to the shared keys if it begins with them; return whether it does."""
         shared, length, tokens = self._keys, self._length, self._tokens
         if shared is None:
             self._keys, self._length = key.clone(), key.shape[2]
@@ -73,7 +73,7 @@ class StoredMatrices:
             wider = key.new_empty(*key.shape[:2], room, key.shape[3])
             wider[:, :, :length] = shared[:, :, :length]
             self._keys = shared = wider
-        # Slots that were free now contain new keys, but no earlier query may attend to them.
+        # Slots that were free now contain new keys, which no earlier query may attend to.
         shared[:, :, tokens : key.shape[2]] = key[:, :, tokens:]
         self._length = key.shape[2]
         return True
@@ -99,7 +99,7 @@ class StoredMatrices:
         return matrix_from_inputs(copied, matrix.impl)
 
     def _stored(self, matrix: Matrix, first_column: int) -> Matrix:
-        """Copy a matrix as described above."""
+        """Return the copy of a matrix to store, which reads the shared keys if possible; see the class docstring."""
         if isinstance(matrix, OfCall):
             return matrix.over(lambda inner: self._stored(inner, first_column))
         if not isinstance(matrix, AttentionMatrix):
@@ -113,7 +113,7 @@ class StoredMatrices:
         return copied
 
     def _with_keys(self, matrix: Matrix) -> Matrix:
-        """Return a stored matrix with the shared keys, if it has no keys of its own."""
+        """Insert the shared keys into a stored matrix that reads them; return any other matrix unchanged."""
         if isinstance(matrix, OfCall):
             return matrix.over(self._with_keys)
         if self._keys is None or not isinstance(matrix, AttentionMatrix) or id(matrix) not in self._sharing:
@@ -122,7 +122,7 @@ class StoredMatrices:
 
 
 def _merged_with_last(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:
-    """Return the previous call's part and a new call's part merged into one if both belong to the same recurrence."""
+    """Return a list with the previous part and the new matrix merged into one; [] if they are not one recurrence."""
     whole = None
     if isinstance(matrix, RecurrenceMatrix) and isinstance(last.matrix, RecurrenceMatrix) and not first_column:
         whole = matrix.below(last.matrix)

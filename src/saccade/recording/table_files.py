@@ -26,10 +26,10 @@ def checked_file(path: object) -> Path:
     return destination
 
 
-def write_csv(path: Path, rows: Sequence[TableRow]) -> None:
+def write_csv(path: Path, columns: Sequence[str], rows: Sequence[TableRow]) -> None:
     """Write the rows of a table as CSV in UTF-8, with a header; NaN is an empty cell."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: "" if _is_nan(value) else value for name, value in row.items()} for row in rows)
     write_whole(path, memoryview(text.getvalue().encode()))

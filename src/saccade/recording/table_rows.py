@@ -66,12 +66,12 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
     ]
     if not rows:
         reason = "it has no statistic with one number for each head"
-        raise unsupported("a table of the recording", [reason], hint='record(model, keep="statistics") keeps some')
+        raise unsupported("a table of the recording", [reason], hint='record(model, keep="statistics") does')
     return rows
 
 
 def measures_of(run: Run) -> tuple[Measure, ...]:
-    """Return all measures of a run with one number per head: those of its summary, and means of other statistics."""
+    """Return all measures of a run with one number per head: the summary's, and the means of other statistics."""
     named = {measure.name: measure for measure in _of_summary(run)}
     for statistic in run.kept:
         for measure in _of_statistic(run, statistic):
@@ -132,7 +132,7 @@ def _baseline(run: Run, statistic: Statistic[Any, Any]) -> Any:
 
 
 def _mean(values: Tensor, seen: Tensor | None) -> Tensor:
-    """Return the mean over the queries that may attend to at least one key, or over all if ``seen`` is None."""
+    """Return the mean over the queries that may attend to at least one key, or over all queries if ``seen`` is None."""
     values = values if values.is_floating_point() else values.double()
     if seen is None:
         return values.mean(-1)

@@ -20,9 +20,9 @@ from saccade.viz.page.texts import Labels, Tokens, check_tokens, labels_of
 CALLED_AS = "find"  # in errors
 
 Place = str | int | range
-"""A word of the text; or its token's index, or the index range of its tokens."""
+"""A word of the text, the index of its token, or the range of indices of its tokens."""
 RankBy = Literal["value", "excess"]
-"""Order of heads: by the attention between the words, or by its excess over what an average query gives the second."""
+"""How heads are ranked: by the attention between the words, or by its excess over the attention of an average query."""
 
 
 class Link(NamedTuple):
@@ -49,7 +49,7 @@ class Link(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """A layer's recorded matrix, and for each word pair, the pair's rows and columns in the matrix."""
+    """A layer's recorded matrix, with the rows and columns of each word pair in it."""
 
     number: int
     name: str
@@ -106,7 +106,7 @@ def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: T
 
 
 def _links_of(layer: _Layer, count: int, batch: int, heads: Sequence[int] | None, excess: bool) -> Iterator[Link]:
-    """Yield the links of all heads of a layer."""
+    """Yield the `Link` of each head of a layer."""
     uniform_matrix = layer.matrix.uniform()
     both = (layer.matrix, uniform_matrix)
     attention, uniform_attention = (_between(matrix, layer.ranges, batch) for matrix in both)
@@ -125,7 +125,7 @@ def _between(matrix: Matrix, ranges: list[tuple[range, range]], batch: int, fact
     """Return the attention between ranges of tokens, ``[heads, pairs]``: summed over keys, averaged over queries.
 
     Args:
-        factors: ``[heads, kv_len]``, by which the attention to each key is multiplied; 1 when None.
+        factors: ``[heads, kv_len]``, multiplied by the attention to each key; 1 when None.
     """
     sums = []
     for rows, keys in ranges:

@@ -1,4 +1,4 @@
-"""Scorers: cheap scores that rank keys or key blocks, to select the keys that a query reads."""
+"""Scorers, which rank keys or key blocks by cheap scores to select the keys that each query attends to."""
 
 from saccade.scorers.block_scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.scorers.key_scorers import DotProducts, LightningIndexer

@@ -23,12 +23,12 @@ class BlockScorer(Scorer):
     A custom scorer defines `summarize` and `score`. A score is on the scale of ``query @ key``, before the softmax
     scale. It only ranks blocks and is never used as a weight.
 
-    For query t, the block with column ``kv_len - q_len + t`` (its own key in self-attention) is always selected.
+    For query t, the block that contains key ``kv_len - q_len + t`` (its own key in self-attention) is always selected.
     """
 
     @abstractmethod
     def summarize(self, key: Tensor, real: Tensor) -> Tensor:
-        """Return the summaries of blocks, ``[batch, kv_heads, blocks, width]``, of any width and float dtype.
+        """Return one summary per block of keys, ``[batch, kv_heads, blocks, width]``, of any width and float dtype.
 
         Args:
             key: ``[batch, kv_heads, blocks, block_size, head_dim]``.
@@ -94,8 +94,8 @@ class BlockBounds(BlockScorer):
 
     .. math:: \sum_i \max(q_i \min_j k_{ji},\; q_i \max_j k_{ji}) \;\ge\; \max_j q \cdot k_j
 
-    The bound is never too low, so a single strong key is not missed. It is too high if the keys of a block differ a
-    lot.
+    The bound is never too low, so a single strong key is not missed. If the keys of a block differ a lot, it is too
+    high.
 
     Cost: two vectors of ``head_dim`` for each block, and two dot products per query and block.
 

@@ -92,7 +92,7 @@ class LightningIndexer(Scorer):
         return exact.scores
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Return scores of queries ``rows`` for the first ``stop`` keys, ``[batch, 1, rows, stop]``; differentiable."""
+        """Return differentiable scores of the first ``stop`` keys for queries ``rows``, ``[batch, 1, rows, stop]``."""
         heads, dim = self.index_query.shape[1], self.index_query.shape[3]
         of_rows, wide = slice(rows.start, rows.stop), wide_dtype(self.index_query.dtype)
         key = self._index_key[:, :, :stop].to(wide).mT

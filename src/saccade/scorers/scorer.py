@@ -45,8 +45,8 @@ class Scorer(ArgumentHints, ABC):
         Returns:
             ``(rows, stop) -> scores``: scores of the queries ``rows``, a range of indices, for the first ``stop`` keys
             or for the blocks that contain them; ``[batch | 1, 1 | kv_heads | heads, rows, stop or blocks]``. If keys
-            are scored, the score of a block is the largest among its keys that are visible to the query. A score of
-            +inf is always selected.
+            are scored, the score of a block is the largest among its keys that are visible to the query. Keys and
+            blocks with a score of +inf are always selected.
         """
 
     def __repr__(self) -> str:

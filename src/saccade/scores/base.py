@@ -63,9 +63,9 @@ class Score(ArgumentHints, nn.Module):
 
     @abstractmethod
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
-        """Prepare ``query [batch, heads, q_len, query_dim]`` and ``key [batch, kv_heads, kv_len, key_dim]``.
+        """Prepare queries ``[batch, heads, q_len, query_dim]`` and keys ``[batch, kv_heads, kv_len, key_dim]``.
 
-        Row i of a result may depend only on row i of the argument; otherwise masks would leak.
+        Row i of a result may depend only on row i of its argument; otherwise, information would leak past masks.
         """
 
     def to_dense(self, query: Tensor, key: Tensor) -> Tensor:
@@ -104,9 +104,9 @@ class Score(ArgumentHints, nn.Module):
 
 
 def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
-    """Prepare queries and keys for a score. No gradient flows through rows with non-finite values.
+    """Prepare queries and keys for a score. No gradient flows through rows that contain NaN or inf.
 
-    The incoming gradient of a masked row is 0, but 0 * NaN is NaN and would reach the row and all parameters.
+    The upstream gradient of a masked row is 0, but 0 * NaN is NaN and would reach the row and all parameters.
     """
     ready = score.prepare(query, key)
     is_trained = ready.query.requires_grad or ready.key.requires_grad

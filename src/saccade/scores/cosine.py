@@ -11,8 +11,8 @@ from saccade.scores.base import Prepared, Score, widened
 class Cosine(Score):
     r"""The cosine of the angle between query and key, :math:`q \cdot k / (|q|\,|k|)`, between -1 and 1.
 
-    The cosine of a zero vector with any vector is 0. Since the scores are small, a ``scale`` of 10 or so (an inverse
-    temperature) is usual; ``scale=None`` means 1.
+    The cosine of a zero vector with any vector is 0. Since the scores are small, a ``scale`` of about 10 (an inverse
+    temperature) is common; ``scale=None`` means 1.
 
     Cost: one pass over queries and keys before attention.
 

@@ -1,4 +1,4 @@
-"""Compute statistics in one compiled pass over the matrix, or with a few matrix products, instead of blocks."""
+"""Compute statistics in one compiled pass over the matrix, or with a few matrix products, instead of block by block."""
 
 from __future__ import annotations
 

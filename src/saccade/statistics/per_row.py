@@ -94,7 +94,7 @@ def positions_of(matrix: MatrixLike) -> CheckedPair:
 
 
 def checked_pair(positions: object) -> CheckedPair:
-    """Validate the pair of positions of queries and keys that a user passed to a statistic."""
+    """Validate the query and key positions that a user passed to a statistic."""
     if not isinstance(positions, tuple) or len(positions) != 2:
         rule = "be a pair, positions of the queries and of the keys, or None"
         raise type_error("positions", rule, type(positions).__name__, hint="positions_of(A)")
@@ -103,7 +103,7 @@ def checked_pair(positions: object) -> CheckedPair:
 
 
 def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> CheckedPair:
-    """Return the given positions, or by default those that align the last query with the last key."""
+    """Return ``positions``, or if None, positions that align the last query with the last key."""
     if positions is None:
         _, _, q_len, kv_len = info.shape
         return Positions(range(kv_len - q_len, kv_len)), Positions(range(kv_len))

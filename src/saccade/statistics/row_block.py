@@ -88,7 +88,7 @@ class Block(_Fields):
 
     @cached_property
     def is_ascending(self) -> bool:
-        """True if the block's key ranges are in ascending order."""
+        """Whether the block's key ranges are in ascending order."""
         return all(one[-1] < other[0] for one, other in zip(self.columns, self.columns[1:], strict=False))
 
     def at_keys(self, indices: Tensor) -> Tensor:

@@ -105,12 +105,12 @@ class Statistic(ABC, Generic[State, Result]):
 
     @property
     def needs_distributions(self) -> bool:
-        """True if rows must be distributions (nonnegative, with sum 1 or 0) for the statistic to be defined."""
+        """Whether rows must be distributions (nonnegative, with sum 1 or 0) for the statistic to be defined."""
         return False
 
     @property
     def needs_all_heads(self) -> bool:
-        """True if the statistic must receive all heads of a few rows before it receives the next rows."""
+        """Whether the statistic must receive all heads of a few rows before it receives the next rows."""
         return False
 
     @abstractmethod
@@ -176,7 +176,7 @@ class MatrixLike(Protocol):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if the matrix's rows are distributions."""
+        """Whether the matrix's rows are distributions."""
 
     @property
     def hidden(self) -> float:

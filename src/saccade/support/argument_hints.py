@@ -1,6 +1,6 @@
-"""Argument hints: errors for calls that do not match a signature, such as calls with another library's argument names.
+"""Argument hints: helpful errors for calls with wrong arguments, such as the argument names of another library.
 
-Python's message names the unexpected keyword, but not the intended one.
+Python's message names the unexpected keyword, but does not suggest the intended one.
 """
 
 from __future__ import annotations
@@ -114,13 +114,13 @@ def _with_hints(
 
 
 def unexpected_argument(unknown: Mapping[str, object], function: Callable[..., Any]) -> TypeError:
-    """Return the error for the first of ``function``'s ``unknown`` keyword arguments, with an argument hint."""
+    """Return the error, with a hint, for the first keyword argument that ``function`` does not know."""
     parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
     return _error_of_name(_name_of(function), next(iter(unknown)), parameters, FOREIGN_NAMES)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return the function's name for an error message; for ``__init__`` and ``forward``, the name of the class."""
+    """Return the name of a function for an error message; for ``__init__`` and ``forward``, the name of the class."""
     name = function.__qualname__.rpartition("<locals>.")[2]
     return name.removesuffix(".__init__").removesuffix(".forward")
 
@@ -142,7 +142,7 @@ def _call_error(
     hints: Mapping[str, str],
     of_missing: Mapping[str, str],
 ) -> TypeError | None:
-    """Return the error for wrong arguments: an unknown name, a surplus positional value, or missing values."""
+    """Return the error for an unknown name, a surplus positional value or missing values; None if none applies."""
     known = [name for name in signature.parameters if name != "self"]
     for name in kwargs:
         if name not in known:

@@ -68,7 +68,7 @@ def _parameters(frame: FrameType) -> tuple[str, ...]:
 
 
 def _receiver(frame: FrameType) -> type | None:
-    """Return the public class of the object whose method a stack frame runs; None if the frame runs a function."""
+    """Return the public class of the object whose method runs in a stack frame; None if a function runs there."""
     first, *rest = frame.f_code.co_qualname.split(".")
     if not rest or rest[0] == "<locals>" or not frame.f_code.co_argcount:
         return None
@@ -80,7 +80,7 @@ def _receiver(frame: FrameType) -> type | None:
 
 
 def _public_name(frame: FrameType, receiver: type | None) -> str:
-    """Return the public name of a stack frame's function; an empty string if the function is private."""
+    """Return the public name of the function that runs in a stack frame; an empty string if it is private."""
     module = frame.f_globals["__name__"]
     first, *rest = frame.f_code.co_qualname.split(".")
     owners = (first,) if receiver is None else tuple(kind.__name__ for kind in receiver.__mro__)

@@ -1,4 +1,4 @@
-"""The width of text in the columns of a terminal, and padding to a width."""
+"""The width of text in terminal columns, and padding of text to a width."""
 
 import unicodedata
 

@@ -1,4 +1,4 @@
-"""Detection of a different distribution that installed a package called `saccade` into the same folder."""
+"""Detection of another distribution whose package is also called `saccade` and is installed in the same folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_only_distribution(package: Path) -> None:
         package: the folder of the package.
 
     Raises:
-        ImportError: there is another distribution. The message says how to remove it.
+        ImportError: there is another distribution. The message explains how to remove it.
     """
     other = next(package.parent.glob("saccade-[0-9]*.dist-info"), None)
     if other is not None:

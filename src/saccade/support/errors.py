@@ -1,6 +1,6 @@
-"""Errors: the exceptions, and the functions that build their messages.
+"""Errors: exception classes, and functions that build their messages.
 
-A message names the function, the argument, the rule and the value received; facts (shapes) and one hint follow:
+A message names the function, the argument, the rule and the received value. Facts (shapes) and a hint follow:
 
     attention: key heads must divide query heads; got 12 query heads and 5 key heads.
         query  [2, 12, 128, 64]  float32  cpu
@@ -25,7 +25,7 @@ _JOINERS = frozenset("\u200c\u200d")
 
 
 class UnsupportedError(NotImplementedError):
-    """An error for a request that cannot be fulfilled. ``reasons`` lists every reason, not only the first.
+    """Raised for a request that is not supported. ``reasons`` lists every reason, not only the first.
 
     Attributes:
         reasons: one sentence fragment for each reason; never empty.
@@ -37,11 +37,11 @@ class UnsupportedError(NotImplementedError):
 
 
 class ArgumentTypeError(TypeError, ValueError):
-    """An error for an argument of the wrong type. It is also a ``ValueError``, so one except clause catches both."""
+    """Raised for an argument of the wrong type. It is also a ``ValueError``, so one except clause catches both."""
 
 
 def escaped(text: str) -> str:
-    """Return text for an error message, with escapes for invisible characters and terminal control characters."""
+    """Escape invisible characters and terminal control characters in text for an error message."""
     if text.isprintable():
         return text
     return "".join(
@@ -61,7 +61,7 @@ def kind(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as one line for an error message. Long lists are shortened; tensors and arrays are not read."""
+    """Format a value in one line of an error message. Long lists are shortened; tensors and arrays are not read."""
     return _SHORT.repr(value)
 
 
@@ -90,7 +90,7 @@ def type_error(
 
 
 def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:
-    """Return an `UnsupportedError` for a request ``what``, with a list of all ``reasons``."""
+    """Return an `UnsupportedError` whose message says that ``what`` cannot run the inputs, and lists all reasons."""
     # A reason may span several lines, such as a printed module. One that needs no escapes remains a `Message`.
     safe = ["\n".join(map(escaped, reason.split("\n"))) for reason in reasons]
     reasons = tuple(reason if reason == text else text for reason, text in zip(reasons, safe, strict=True))
@@ -104,14 +104,14 @@ def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -
 
 
 def hidden_by_vmap(name: str) -> UnsupportedError:
-    """Return an `UnsupportedError` for tensors whose values must be read, because `vmap` hides them."""
+    """Return an `UnsupportedError` for a tensor whose values must be read but are hidden by `vmap`."""
     reason = f"the values of {name} are read before anything is computed, and vmap hides them"
     return unsupported("vmap", [reason], hint="put the mapped axis into the batch yourself")
 
 
 def torchscript_unsupported() -> UnsupportedError:
     """Return an `UnsupportedError` for TorchScript, which ``torch.onnx.export(dynamo=False)`` uses as well."""
-    reason = "TorchScript records operations for one length, and attention chooses its own for each input"
+    reason = "TorchScript records operations for one length, but attention chooses different operations for each input"
     hint = "torch.export.export(model, args), or torch.onnx.export(model, args, dynamo=True)"
     return unsupported("TorchScript (torch.jit.trace, torch.onnx.export with dynamo=False)", [reason], hint=hint)
 

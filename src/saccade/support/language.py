@@ -28,10 +28,10 @@ _current: ContextVar[Language] = ContextVar("language", default="en")
 
 @argument_hints({})
 def set_language(language: Language) -> None:
-    """Set the language of the text that figures, reports and the command line generate. The default is English.
+    """Set the language of the text in figures, reports and the command line. The default is English.
 
-    Titles and names that you pass are drawn unchanged, except default axis names such as "key". Errors stay in
-    English.
+    Titles and names that you pass are drawn unchanged, except default axis names such as "key". Error messages are
+    always in English.
 
     Args:
         language: "en" or "zh".
@@ -51,10 +51,15 @@ def set_language(language: Language) -> None:
     _current.set(language)
 
 
+def current_language() -> Language:
+    """Return the language of printed reports and figures."""
+    return _current.get()
+
+
 @contextmanager
 def in_language(language: Language) -> Iterator[None]:
     """Set the language within a ``with`` block."""
-    before = _current.get()
+    before = current_language()
     set_language(language)
     try:
         yield
@@ -63,7 +68,7 @@ def in_language(language: Language) -> Iterator[None]:
 
 
 def language_of(environment: Mapping[str, str]) -> Language:
-    """Return the language set by the environment: the first of LC_ALL, LC_MESSAGES and LANG that is set decides.
+    """Return the language selected by LC_ALL, LC_MESSAGES and LANG; the first of these that is set decides.
 
     >>> language_of({"LANG": "zh_CN.UTF-8"}), language_of({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"})
     ('zh', 'en')
@@ -75,18 +80,18 @@ def language_of(environment: Mapping[str, str]) -> Language:
 def translated(words: str, /, **values: object) -> str:
     """Return text in the current language, with each ``{name}`` replaced by its value.
 
-    A `Message` is translated with the values that it was made of; values that are messages are translated too. Words
-    without a translation stay English. Line breaks count as spaces.
+    The template of a `Message` is translated, and so are its values if they are messages. Text without a translation
+    stays English. Line breaks count as spaces.
     """
     if isinstance(words, Message):
         values = {name: translated(x) if isinstance(x, Message) else x for name, x in words.values.items()}
         return translated(words.words, **values)
-    text = words if _current.get() == "en" else chinese().get(one_line(words), words)
+    text = words if current_language() == "en" else chinese().get(one_line(words), words)
     return text.format(**values) if values else text
 
 
 class Message(str):
-    """English text that `translated` can translate later, since it remembers the words and values that it is made of.
+    """English text that `translated` can translate later, because it stores its template and its values.
 
     >>> reason = Message("at most {most:,.1f} MiB per rank", most=3)
     >>> with in_language("zh"):
@@ -98,7 +103,7 @@ class Message(str):
     values: Mapping[str, object]
 
     def __new__(cls, words: str, /, **values: object) -> Message:
-        """Format English words with values. A message without new values is returned unchanged."""
+        """Format an English template with values. A message without new values is returned unchanged."""
         if isinstance(words, Message) and not values:
             return words
         message = super().__new__(cls, words.format(**values) if values else words)
@@ -107,19 +112,19 @@ class Message(str):
 
 
 def one_line(words: str) -> str:
-    """Replace line breaks and indentation by single spaces. Text that is on one line already is returned unchanged."""
+    """Replace line breaks and indentation by single spaces. Text without line breaks is returned unchanged."""
     return " ".join(words.split()) if "\n" in words else words
 
 
 def joined(parts: Iterable[str], words: str = "{first}; {others}") -> Message:
-    """Join messages into one, by default by semicolons; empty parts are left out."""
+    """Join messages into one, separated by semicolons unless ``words`` is another template. Skip empty parts."""
     first, *others = [Message(part) for part in parts if part] or [Message("")]
     return Message(words, first=first, others=joined(others, words)) if others else first
 
 
 @cache
 def chinese() -> Mapping[str, str]:
-    """Return the Chinese translations of all texts, keyed by the English text."""
+    """Return a mapping from English texts to their Chinese translations."""
     files = (Path(__file__).parent / name for name in _FILES)
     tables = [table for file in files for table in tomllib.loads(file.read_text(encoding="utf-8")).values()]
     return {english: words for table in tables for english, words in table.items()}

@@ -13,7 +13,8 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     Args:
         package: the ``__name__`` of the package.
-        homes: maps each module to the names that it defines, separated by spaces; ``""`` maps to the submodules.
+        homes: a mapping from each module to the names that it defines, separated by spaces; the key ``""`` lists
+            submodules.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 

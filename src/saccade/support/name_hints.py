@@ -1,4 +1,4 @@
-"""Names from other libraries and papers: the `AttributeError` for such a name suggests saccade's equivalent."""
+"""Hints for names from other libraries and papers. The `AttributeError` for such a name suggests our equivalent."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "mechanisms": {
         **dict.fromkeys(("Mamba", "Mamba2"), "SSD, which runs in saccade.nn.Recurrence"),
         **dict.fromkeys(("DeltaNet", "GatedDeltaNet"), "Delta, which runs in saccade.nn.Recurrence"),
+        **dict.fromkeys(("GatedDeltaNet2", "GDN2"), "GatedDelta2, which runs in saccade.nn.Recurrence"),
         **dict.fromkeys(("KDA", "KimiDeltaAttention"), "Delta, with a decay for each channel"),
         "MesaNet": "Mesa",
         **dict.fromkeys(("RWKV", "Rwkv7"), "RWKV7, which runs in saccade.nn.Recurrence"),
@@ -92,11 +93,11 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("heads", "grid"), "head_grid(matrices)"),
     },
 }
-"""Our names for those of other libraries and papers, by subpackage ("" is the package itself) and foreign name."""
+"""Saccade's equivalents of names from other libraries and papers, by subpackage ("" for saccade itself) and name."""
 
 
 def no_attribute(package: str, name: str) -> AttributeError:
-    """Return the error for a name that a package lacks; suggest our equivalent if other libraries use the name."""
+    """Return the error for a name that a package lacks. It suggests saccade's equivalent if other libraries use it."""
     ours = OTHER_NAMES.get(package.removeprefix("saccade").removeprefix("."), {}).get(name)
     hint = "" if ours is None else f".\n    Hint: {ours}"
     text = f"module {package!r} has no attribute {name!r}{hint}"
@@ -104,7 +105,7 @@ def no_attribute(package: str, name: str) -> AttributeError:
 
 
 def other_names(package: str) -> Callable[[str], NoReturn]:
-    """Return a ``__getattr__`` for a package without lazy imports: it always raises the error of `no_attribute`."""
+    """Return a ``__getattr__`` for a package without lazy imports. It always raises the error from `no_attribute`."""
 
     def refuse(name: str) -> NoReturn:
         raise no_attribute(package, name)

@@ -13,9 +13,10 @@ _WITHOUT_FLOAT64 = frozenset(["mps"])  # Apple's GPUs
 
 
 def is_finite(*tensors: Tensor) -> bool:
-    """Return whether all elements of the tensors are finite, neither NaN nor inf.
+    """Return whether all elements of the tensors are finite, that is, neither NaN nor inf.
 
-    A sum that overflows counts as not finite, which is slower but safe. Tensors without values count as finite.
+    If the sum of finite elements overflows, the result is False, which is slower for callers but safe. Tensors without
+    values count as finite.
     """
     if len(tensors) > 1 and not tensors[0].is_cpu:  # wait for the device only once
         totals = torch.stack([_sum_of_entries(x).to(torch.float32) for x in tensors])
@@ -41,7 +42,7 @@ def not_finite(x: Tensor) -> Tensor:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for computing with numbers of ``dtype``: float64 for float64, and float32 for all others."""
+    """Return the dtype to compute in for tensors of ``dtype``: float64 for float64, and float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispa
 
 _RECORDS = torch._C._TorchDispatchModeKey.PROXY
 _FUNCTIONAL = torch._C._functorch.TransformType.Functionalize
+_VMAP = torch._C._functorch.TransformType.Vmap
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -24,8 +25,8 @@ CHOSEN_BY_VALUES = "the selected keys depend on values, which a compiled graph d
 is_tracing = torch.compiler.is_compiling  # the same object, which Dynamo evaluates while it traces
 """Return whether a compiler traces the program, in which case nothing may be cached and no values may be read.
 
-Dynamo traces a frame only if it holds a tensor or names ``torch``. Functions that have neither, and must refuse to be
-compiled, call ``torch.compiler.is_compiling()`` by its full name.
+Dynamo traces a frame only if it holds a tensor or names ``torch``. Functions without either that must raise an error
+when compiled call ``torch.compiler.is_compiling()`` by its full name.
 """
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Return whether autocast may be enabled on any device. This quick check lets callers skip slower ones."""
@@ -43,9 +44,10 @@ def is_one_operation() -> bool:
 
 
 def is_recorded() -> bool:
-    """Return whether ``make_fx`` records operations, for which `is_tracing` is False.
+    """Return whether ``make_fx`` records operations; `is_tracing` is False in that case.
 
-    It must not record how kernels run, which for fake tensors only gives shapes.
+    It must record attention as one operation instead of the operations inside a kernel, which with fake tensors only
+    compute shapes.
     """
     if is_tracing() or not num_dispatch_modes():
         return False
@@ -53,14 +55,20 @@ def is_recorded() -> bool:
 
 
 def outside_graph(function: Callable[P, R], reason: str) -> Callable[P, R]:
-    """Return a function that a compiler runs between two graphs; with ``fullgraph=True``, it raises the reason.
+    """Return a function that a compiler runs between two graphs.
 
-    Torch's decorator would do the first, but `import saccade` would then import the compiler.
+    With ``fullgraph=True``, the compiler raises an error that contains ``reason`` instead. Unlike the decorator
+    ``torch.compiler.disable``, this function does not import the compiler when saccade is imported.
     """
     if torch.compiler.is_dynamo_compiling():
         torch._dynamo.graph_break(msg=reason)
     outside: Callable[P, R] = torch.compiler.disable(function)
     return outside
+
+
+def in_backward() -> bool:
+    """Return whether autograd is running a backward pass in this thread, as it does to recompute a checkpoint."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -74,7 +82,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def is_mapped(x: Tensor) -> bool:
-    """Return whether ``vmap`` maps a tensor, so that its values cannot be read."""
+    """Return whether ``vmap`` maps a tensor. The values of such a tensor cannot be read."""
     return is_transformed() and any(torch._C._functorch.is_batchedtensor(layer) for layer in _layers(x))
 
 
@@ -85,8 +93,24 @@ def mapped_levels(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
     return tuple(functorch.maybe_get_level(layer) for layer in layers if functorch.is_batchedtensor(layer)), layers[-1]
 
 
+def count_vmaps() -> int:
+    """Return the number of enclosing functions that ``vmap`` maps."""
+    if not is_transformed():
+        return 0
+    return sum(one.key() == _VMAP for one in torch._C._functorch.get_interpreter_stack())
+
+
+def can_hold(memory: Tensor, new: Tensor) -> bool:
+    """Return whether ``new`` can be written to ``memory``: every ``torch.func`` transform that wraps it wraps both."""
+    return not is_transformed() or _levels(new) <= _levels(memory)
+
+
+def _levels(x: Tensor) -> set[int]:
+    return {torch._C._functorch.maybe_get_level(layer) for layer in [*_layers(x)][:-1]}
+
+
 def current_transform_level() -> int:
-    """Return the level of the ``torch.func`` transform whose rule for an autograd function is running."""
+    """Return the level of the ``torch.func`` transform that is currently applied to an autograd function."""
     below = torch._C._functorch.peek_interpreter_stack()
     return 1 if below is None else int(below.level()) + 1
 
@@ -104,7 +128,7 @@ def wants_gradient(x: Tensor) -> bool:
 
 
 def _layers(x: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors of nested ``torch.func`` transforms, innermost first, each wrapping the next."""
+    """Yield a tensor and the tensors that it wraps in nested ``torch.func`` transforms, innermost transform first."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         yield x
         x = torch._C._functorch.get_unwrapped(x)
@@ -127,7 +151,7 @@ def any_true(marks: Tensor) -> bool:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether a tensor has ordinary memory, so that it may be written to and cached for later calls."""
+    """Return whether a tensor is an ordinary tensor, which may be written in place and cached for later calls."""
     return type(x) in (Tensor, torch.nn.Parameter) and not is_tracing() and not is_transformed()
 
 

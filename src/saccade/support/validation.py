@@ -1,7 +1,7 @@
-"""Validation of arguments: whole numbers, numbers, bools, choices, types, and shapes with named sizes.
+"""Validation of arguments: integers, numbers, bools, choices, types, and shapes with named sizes.
 
-Each check returns the value, so it can be used where the value is first needed. A value of a wrong type raises a
-``TypeError`` that is also a ``ValueError``: one except clause catches every rejected argument.
+Each check returns the value, so it can be used where the value is first needed. A value of the wrong type raises a
+``TypeError`` that is also a ``ValueError``, so one except clause catches every rejected argument.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def are_integers(values: Collection[object]) -> bool:
-    """Return whether all values are whole numbers, see `is_integer`; fast for millions of ints."""
+    """Return whether `is_integer` is true for all values. This is fast for millions of ints."""
     return set(map(type, values)) <= {int} or all(map(is_integer, values))
 
 
@@ -45,7 +45,9 @@ def is_finite_number(value: object) -> TypeGuard[float]:
 def check_int(
     name: str, value: object, least: int | None = 1, *, below: int | None = None, hint: str | None = None
 ) -> int:
-    """Check that a value is an integer, at least ``least`` and below ``below`` (None: no limit). Return it as an int.
+    """Check that a value is an integer, at least ``least`` and below ``below``, and return it as an int.
+
+    None means no limit.
 
     Raises:
         TypeError: the value is not a whole number.
@@ -116,7 +118,9 @@ def check_choice(name: str, value: T, options: Collection[T], *, hint: str | Non
 def check_type(
     name: str, value: object, kinds: type[T] | tuple[type[T], ...], rule: str, *, hint: str | None = None
 ) -> T:
-    """Check the type of a value and return the value. ``rule`` names the type, as in "be a saccade mask or None".
+    """Check that a value has one of the types ``kinds``, and return it.
+
+    ``rule`` describes the types in the error message, as in "be a saccade mask or None".
 
     Raises:
         TypeError: the value has a different type.
@@ -129,17 +133,18 @@ def check_type(
 def is_causal_bias(x: object) -> bool:
     """Return whether a value comes from torch's ``causal_lower_right`` or ``causal_upper_left``.
 
-    Such a value represents a mask, but its memory was never written; `saccade.masks.as_mask` accepts it. Results of
-    torch operations on it have the same class but no longer identify the mask.
+    Such a value represents a mask, although its memory was never written, and `saccade.masks.as_mask` accepts it.
+    Results of torch operations on it have the same class but no longer identify the mask.
     """
     module = sys.modules.get("torch.nn.attention.bias")  # importing it takes a second
     return module is not None and isinstance(x, module.CausalBias)
 
 
 def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
-    """Raise an error for a tensor subclass without memory, whose values are known only to its own operations.
+    """Raise an error for a tensor subclass without memory, whose values only its own operations know.
 
-    torch's subclasses pass (`FakeTensor`, `DTensor`, functional tensors): their operations are complete.
+    Subclasses from torch (`FakeTensor`, `DTensor`, functional tensors) are accepted, because they implement all
+    operations.
 
     Raises:
         TypeError: the tensor has no memory, or is torch's ``CausalBias``, whose memory was never written.
@@ -170,7 +175,7 @@ def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: t
 
 
 class ShapeSpec:
-    """The expected shapes of a function's tensors, as text; equal names mean equal sizes.
+    """The expected shapes of a function's tensors, written as text in which equal names mean equal sizes.
 
     A size is a name, a number, ``_`` (any size), or ``...`` at the start (any number of axes). Pass known sizes to
     `check` by name.
@@ -191,7 +196,7 @@ class ShapeSpec:
         self._parts = tuple(_parsed_shape(text) for text in texts)
 
     def check(self, *tensors: Any, hint: str | None = None, **known: int) -> dict[str, int]:
-        """Return the sizes by name. Raise an error if the shape of a tensor is different.
+        """Check the shapes of tensors and return their sizes by name.
 
         Raises:
             TypeError: an argument is not a tensor.
@@ -214,7 +219,7 @@ class ShapeSpec:
     def _misfit(
         self, name: str, x: Tensor, tensors: tuple[Any, ...], sizes: dict[str, int], hint: str | None
     ) -> Exception:
-        """Return the error for a tensor whose shape does not match. Called only after a mismatch."""
+        """Return the error for the tensor ``x``, whose shape does not match the expected one."""
         axes, is_open = next((axes, is_open) for other, axes, is_open in self._parts if other == name)
         lead = ("...",) if is_open else ()
         words, filled = (

@@ -15,15 +15,15 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
 
     Args:
         model: a module or function that maps tokens or embeddings to output rows.
-        rule: a mask or the text of a mask; None reads the model's configuration. See `saccade.audit`.
+        rule: a mask, or a mask as text; None reads the model's configuration. See `saccade.audit`.
         kwargs: further arguments of `saccade.audit`.
 
     Returns:
         The report.
 
     Raises:
-        AssertionError: a claim is broken, or the text is too short to test the rule: if it fits into a window, a model
-            without the window passes too. The message is the report.
+        AssertionError: a claim is broken, or the input is too short to test the rule: if it fits into the window of the
+            rule, a model without a window passes too. The message is the report.
 
     Cost: the same as `saccade.audit`.
 
@@ -34,7 +34,7 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
     """
     __tracebackhide__ = True  # make pytest show the line of the test
     report = audit(model, rule, **kwargs)
-    with in_language("en"):  # as all errors
+    with in_language("en"):  # like all errors
         if not report.ok:
             raise AssertionError(f"assert_reach: the model does not follow the rule\n{report}")
         if rule is not None and report.too_short:

@@ -1,6 +1,6 @@
 """`BlockedKernel`: blocked attention with a handwritten backward pass, which mutants can change at named steps.
 
-The kernel is correct and written like a kernel for GPUs. Each mutant changes one step.
+Without edits, the kernel is correct. It is structured like a GPU kernel, and each mutant changes one step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Edges = Callable[[int, int], list[slice]]
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """The indices of a block in the grid of blocks, and the size of the grid. Index -1 stands for all blocks."""
+    """The indices of a block in the grid of blocks, and the size of the grid. Index -1 means all blocks."""
 
     row: int = -1
     rows: int = 1

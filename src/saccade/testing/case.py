@@ -33,13 +33,13 @@ class Inputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One test case for the laws: a mask with sizes and options. Every new mask should get a case.
+    """A test case for the laws, which consists of a mask, sizes and options. Every new mask should get a case.
 
     Args:
         name: the name in reports and test ids.
         mask: None allows every pair.
         rule: the same mask as a function ``(b, h, q, kv) -> bool`` of plain ints, where q and kv are positions.
-            As the reference, it also reveals mistakes in the mask. None uses ``mask.to_dense`` instead.
+            It is the reference, so that tests detect mistakes in the mask too. None uses ``mask.to_dense`` instead.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
         key_dim: width of the keys; None means the width of the queries, which most scores require.
         bias: shape of a random bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
@@ -104,7 +104,7 @@ class Case:
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether the case is causal: no query may attend to a later key."""
+        """Whether no query of the case may attend to a later key."""
         future = dataclasses.replace(self, rule=lambda b, h, q, kv: kv > q).allowed
         return not bool((self.allowed & future).any())
 
@@ -140,7 +140,7 @@ class Case:
         )
 
     def problem(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Problem:
-        """Build the `Problem` of the case: its tensors, and frozen modules in the dtype of the inputs."""
+        """Build the `Problem` of the case from its tensors and frozen copies of its modules, in the given dtype."""
         query, key, value, bias, sink_logit = self.inputs(dtype, device)
 
         def frozen_copy(module: _Module | None) -> _Module | None:

@@ -43,7 +43,7 @@ def check(
     device: torch.device | str = "cpu",
     seed: int | None = None,
 ) -> Report:
-    """Check an attention function for conformance: try every law on every case in every dtype.
+    """Check an attention function for conformance by trying every law on every case in every dtype.
 
     Example:
         >>> import torch.nn.functional as F
@@ -138,18 +138,15 @@ def trials(
 def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
     """Try one law on one case in one dtype, and return the result with its verdict."""
     try:
-        reasons = law.reasons(subject, case)
-        if reasons:
-            return Result(law.name, case.name, dtype, "not applicable", joined(reasons))
-        lacks = () if law.needs is None else subject.lacks(case, law.needs)
-        if lacks:
-            return Result(law.name, case.name, dtype, "not offered", joined(lacks))
+        declined = refusal(subject, law, case, dtype)
+        if declined is not None:
+            return declined
         with measuring() as measured:
             law(subject, case, dtype)
     except LawBroken as broken:
         return Result(law.name, case.name, dtype, "broken", broken.args[0])
-    except NotImplementedError as refusal:
-        why = joined(refusal.reasons) if isinstance(refusal, UnsupportedError) else _one_line(refusal)
+    except NotImplementedError as refused:
+        why = joined(refused.reasons) if isinstance(refused, UnsupportedError) else _one_line(refused)
         return Result(law.name, case.name, dtype, "not offered", why)
     except Exception as crash:
         message = Message("raised {error}: {text}", error=type(crash).__name__, text=_one_line(crash))
@@ -157,8 +154,20 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
     return Result(law.name, case.name, dtype, "kept", roundings=max(measured, default=None))
 
 
+def refusal(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result | None:
+    """Return the result of a trial that need not run: the law does not apply, or needs an option that is not offered.
+
+    None means that the trial must run.
+    """
+    reasons = law.reasons(subject, case)
+    if reasons:
+        return Result(law.name, case.name, dtype, "not applicable", joined(reasons))
+    lacks = () if law.needs is None else subject.lacks(case, law.needs)
+    return Result(law.name, case.name, dtype, "not offered", joined(lacks)) if lacks else None
+
+
 def _named(argument: str, given: Sequence[_Named | str], known: Sequence[_Named], sort: type[_Named]) -> list[_Named]:
-    """Return the cases or laws in ``given``, and look up those that are names."""
+    """Return the cases or laws in ``given``, with each name replaced by the item that it names."""
     by_name, selected = {item.name: item for item in known}, list[_Named]()
     for item in [given] if isinstance(given, str) else given:
         if isinstance(item, str) and item in by_name:

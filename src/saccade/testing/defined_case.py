@@ -23,7 +23,7 @@ def with_definition(case: Case, definition: Definition) -> Case:
 
 @dataclasses.dataclass(frozen=True)
 class _DefinedCase(Case):
-    """A case with a definition of the expected output other than softmax attention."""
+    """A case whose expected output is computed by its own definition instead of softmax attention."""
 
     definition: Definition | None = None
 
@@ -33,7 +33,7 @@ class _DefinedCase(Case):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _DefinedProblem(Problem):
-    """A problem with a definition of the expected output other than softmax attention."""
+    """A problem whose expected output is computed by its own definition instead of softmax attention."""
 
     definition: Definition | None = None
 

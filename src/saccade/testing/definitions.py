@@ -1,8 +1,8 @@
 """Reference definitions of scores and relative biases, as in their papers, dense and in float64.
 
-This module uses only the parameters of the library's modules and calls none of their functions. Where the library maps
-queries and keys and takes dot products, this module applies the formula to every pair. Where the library looks up
-distances in a table, this module computes an index for every pair.
+This module uses only the parameters of the library's modules and calls none of their functions. The library transforms
+queries and keys and takes dot products, and looks up distances in a table; this module applies the formula to every
+pair, and computes an index for every pair.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> T
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """Return ALiBi's slopes, by definition: a geometric sequence if the number of heads is a power of two.
+    """Return ALiBi's slopes, by definition, as a geometric sequence if the number of heads is a power of two.
 
     Otherwise, return all slopes for the next smaller power of two, then every other slope for the next larger power
     of two.

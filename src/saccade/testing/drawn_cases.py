@@ -14,6 +14,11 @@ DRAWN_CASES = tuple(Case(f"drawn-{number}", seed=number) for number in range(1, 
 _LENGTHS = (range(13, 63), range(66, 127), range(130, 330))
 
 
+def is_drawn(case: Case) -> bool:
+    """Return whether a case is one of `DRAWN_CASES`, whose own sizes and mask mean nothing."""
+    return any(case.name == each.name for each in DRAWN_CASES)
+
+
 def drawn(case: Case) -> Case:
     """Draw the mask, lengths, widths and heads of a case from its seed."""
     rng = random.Random(case.seed)
@@ -35,7 +40,7 @@ def drawn(case: Case) -> Case:
 
 
 def _mask(rng: random.Random, batch: int, kv_len: int) -> Mask | None:
-    """Draw a mask: none, causal, windows, padding or documents."""
+    """Draw no mask, or a mask that is causal, a window, padding or documents."""
     cut = rng.randint(1, kv_len - 1)
     masks: tuple[Mask | None, ...] = (
         None,

@@ -1,4 +1,4 @@
-"""`first_use`: check a kernel as at its first use, by comparing a few rows and gradients with the definition."""
+"""`first_use`: run saccade's first-use check, which compares a few rows and gradients of a kernel with a reference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def first_use(
     gradients: bool = True,
     masks: Literal["dense", "objects"] = "dense",
 ) -> FirstUse:
-    """Check a kernel as saccade does at its first use: compare some rows and their gradients with the definition.
+    """Check a kernel as saccade does at its first use, by comparing some rows and gradients with the definition.
 
     saccade runs this check when a compiled kernel first runs. The check detects errors of a compiler, a driver or a new
     kernel, and is cheap at any length. `check` is more thorough, but tests only the cases of this package.
@@ -59,8 +59,8 @@ def first_use(
         kernel: a name as for ``impl=``, a kernel, or a function ``(query, key, value, mask) -> out`` or
             ``-> (out, lse)``. A function gets ``bias``, ``scale`` and ``softcap`` as keyword arguments if they are set.
         query, key, value: ``[batch, heads, len, width]``, as for `saccade.attention`; finite, and not empty.
-        mask, bias, scale, softcap, score, q_positions, kv_positions: as for `saccade.attention`. Only kernels support a
-            score, because functions use dot products.
+        mask, bias, scale, softcap, score, q_positions, kv_positions: as for `saccade.attention`. A score requires a
+            kernel, because functions compute only dot products.
         gradients: whether to check the gradients.
         masks: the form in which a function receives its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
             `saccade.masks.Mask` in terms of indices instead of positions.
@@ -105,7 +105,7 @@ def _as_kernel(kernel: str | Kernel | Callable[..., Any], masks: str, options: d
 
 
 class _FunctionKernel(Kernel):
-    """A kernel that calls an attention function, for the check at first use."""
+    """A kernel that calls an attention function, so that the first-use check can run it."""
 
     def __init__(self, function: Callable[..., Any], masks: str, options: dict[str, Any]):
         self.name = getattr(function, "__name__", type(function).__name__)

@@ -30,7 +30,7 @@ _STRICT = ("isolation", "blindness")
 
 
 def find(bug: PastBug) -> Result | None:
-    """Return the first broken law among those that must detect a bug; None if all are kept."""
+    """Return the result of the first broken law among those that must detect the bug, or None if all hold."""
     subject = Subject(bug.make(), offers=(), gqa=True)
     chosen = [law for law in (*LAWS, *SIZE_LAWS) if law.name in bug.laws]
     results = (try_law(subject, *trial) for trial in trials(chosen, CASES, (torch.float32,)))
@@ -38,9 +38,9 @@ def find(bug: PastBug) -> Result | None:
 
 
 def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
-    """Return the first broken law for a mutant, or None if all laws are kept.
+    """Return the result of the first law that a mutant breaks, or None if all laws hold.
 
-    Trials in float32 with inputs that trigger the mistake come first, and short inputs before long ones.
+    Trials in float32 whose inputs trigger the mistake run first, and short inputs before long ones.
     """
 
     def cost(trial: tuple[object, Case, torch.dtype]) -> tuple[bool, bool, int]:
@@ -72,7 +72,7 @@ def false_alarms(name: str, seed: int, share: int = 1) -> list[Result]:
 
 
 def table(bugs: Sequence[PastBug]) -> Iterator[str]:
-    """Yield the lines of a table of bugs: the report of each bug, the first law that detects it, and the mistake."""
+    """Yield lines of a table that lists each bug's report, the first law that detects the bug, and the mistake."""
     yield f"{'where':42}  {'found by':20}  mistake"
     for bug in bugs:
         found = find(bug)
@@ -81,7 +81,7 @@ def table(bugs: Sequence[PastBug]) -> Iterator[str]:
 
 
 def table_of_mutants(drawn: Sequence[Mutant], seed: int) -> Iterator[str]:
-    """Yield the lines of a table of mutants: the first law that detects each mutant, and its mistake."""
+    """Yield lines of a table that lists each mutant's mistake and the first law that detects it."""
     yield f"{'found by':20}  mistake"
     for mutant in drawn:
         found = find_mutant(mutant, seed)
@@ -89,7 +89,7 @@ def table_of_mutants(drawn: Sequence[Mutant], seed: int) -> Iterator[str]:
 
 
 def table_of_right_kernels(names: Sequence[str], seeds: int, share: int) -> Iterator[str]:
-    """Yield the lines of a table of correct kernels: CPU seconds per seed, and the laws that each kernel breaks."""
+    """Yield lines of a table that lists each correct kernel's CPU seconds per seed and the laws that it breaks."""
     yield f"{'kernel':40}  seconds per seed  false alarms"
     for name in names:
         began = time.process_time()
@@ -100,7 +100,7 @@ def table_of_right_kernels(names: Sequence[str], seeds: int, share: int) -> Iter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of past bugs and cheats. The exit status is 1 if the laws fail to detect any of them."""
+    """Print the table of past bugs and cheats. The exit status is 1 if the laws miss at least one of them."""
     parser = argparse.ArgumentParser(prog="python -m saccade.testing.history", description=main.__doc__)
     parser.add_argument("--mutants", type=int, metavar="N", help="check N kernels with random mistakes instead")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random mistakes and of the input values")

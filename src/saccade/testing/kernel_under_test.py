@@ -28,7 +28,8 @@ class Claims:
     """Claims about the memory of an attention function, which are tested in addition to the laws.
 
     Attributes:
-        memory_exponent: the largest intermediate tensor grows as the length to this power; 1.0 means linear memory.
+        memory_exponent: the size of the largest intermediate tensor grows as the length to this power; 1.0 means
+            linear memory.
     """
 
     memory_exponent: float | None = None

@@ -33,7 +33,7 @@ def attention(
         bias: added to the scores after the softcap; broadcasts to the shape of ``allowed``.
         scale: ``head_dim ** -0.5`` when None.
         softcap: if set, scores become ``softcap * tanh(scores / softcap)``.
-        sink_logit: ``[heads]``, an additional logit in the softmax of each row with a visible key, without a value.
+        sink_logit: ``[heads]``, logits of an additional softmax term without a value, in each row with a visible key.
         compare: ``compare(query, key) -> [batch, heads, q_len, kv_len]`` replaces the dot product. Both inputs are
             float64, and the keys are repeated for every head.
         modify: changes the scores before the bias is added, ``[batch, heads, q_len, kv_len]`` in float64.

@@ -20,7 +20,7 @@ Part = Literal["early", "late", "even", "odd"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A problem for an attention function: its inputs, and the allowed pairs of query and key.
+    """The inputs of one attention call, with the allowed pairs of queries and keys.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
@@ -34,7 +34,7 @@ class Problem:
         score: the score that compares queries and keys; None means the dot product.
         relative: a relative bias, passed as ``bias``; a tensor ``bias`` replaces it.
         q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
-        seed: the seed of everything that a law draws for the problem.
+        seed: the seed of all random values that a law draws for the problem.
     """
 
     query: Tensor
@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def sees_something(self) -> Tensor:
-        """A bool tensor ``[batch, heads, q_len]``: True for rows that may attend to at least one key."""
+        """The rows that may attend to at least one key, bool ``[batch, heads, q_len]``."""
         return self.allowed.any(-1)
 
     def but(self, **changes: Any) -> Problem:
@@ -166,7 +166,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """Return a decoding step: queries ``start`` to ``stop`` and all keys up to ``stop``, with default positions."""
+        """Return a decoding step with queries ``start`` to ``stop``, all keys up to ``stop``, and default positions."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],
@@ -177,7 +177,7 @@ class Problem:
         )
 
     def part(self, which: Part) -> Problem:
-        """Return the problem with only some keys visible: the first or second half, or the even or odd positions."""
+        """Return the problem with only one half of the keys visible, or only those at even or odd positions."""
         half = self.key.shape[2] // 2
         position = torch.arange(self.key.shape[2], device=self.key.device)
         if self.kv_positions is not None:

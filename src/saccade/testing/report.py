@@ -56,17 +56,17 @@ class Report:
 
     @property
     def kept(self) -> tuple[Result, ...]:
-        """Results where the law was tried and holds."""
+        """Results of trials in which the law holds."""
         return self._with("kept")
 
     @property
     def broken(self) -> tuple[Result, ...]:
-        """Results where the law was tried and does not hold, with counter-examples."""
+        """Results of trials in which the law does not hold, with counter-examples."""
         return self._with("broken")
 
     @property
     def not_offered(self) -> tuple[Result, ...]:
-        """Results where the law was not tried because the function lacks an option."""
+        """Results of trials that did not run because the function lacks an option."""
         return self._with("not offered")
 
     @property

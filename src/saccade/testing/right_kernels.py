@@ -23,7 +23,7 @@ Core = Kernel
 
 
 def guarded(core: Core, wide: torch.dtype = torch.float32) -> Kernel:
-    """Add support for grouped heads, empty rows and empty lengths to a kernel that lacks it."""
+    """Return a kernel that adds support for grouped heads, empty rows and empty lengths to ``core``."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         if 0 in (*q.shape, *k.shape):
@@ -133,7 +133,7 @@ def _values_first(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _padded(rows: int, keys: int, width: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Pad the lengths and the width to multiples, and compute attention with the scale of the unpadded width."""
+    """Pad the lengths and the width to multiples of given sizes, and compute attention with the original scale."""
     extra = [-x.shape[2] % size for x, size in ((q, rows), (k, keys))]
     more = -q.shape[3] % width
     wide = (1 + more / q.shape[3]) ** 0.5

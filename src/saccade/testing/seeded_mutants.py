@@ -161,7 +161,7 @@ _LONG = ("always", "for more than 128 keys", "for several items", "for shared ke
 
 
 def _kinds() -> Iterator[Iterator[_Drawn]]:
-    """Yield, for each kind of mistake, an iterator over the mistakes: name, kernel factory and possible conditions."""
+    """Yield, for each kind of mistake, an iterator over its names, kernel factories and possible conditions."""
     every = tuple(CONDITIONS)
     for step in (*FORWARD_STEPS, *BACKWARD_STEPS):
         yield (

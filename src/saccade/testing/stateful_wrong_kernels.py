@@ -66,13 +66,13 @@ def cached_by(key_of: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> Cal
 
 
 def by_address(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> object:
-    """Return a fingerprint of the inputs: their addresses, torch's version counters, their shapes and the dtype."""
+    """Return the addresses, torch's version counters, the shapes and the dtype of the inputs as their fingerprint."""
     places = tuple((x.data_ptr(), 0 if x.is_inference() else x._version, x.shape) for x in (q, k, v, mask))
     return (*places, q.dtype)
 
 
 def by_some_entries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> object:
-    """Return a fingerprint of the inputs: their first and last entries, their shapes and the number of pairs."""
+    """Return the first and last entries, the shapes and the number of pairs of the inputs as their fingerprint."""
     ends = tuple(float(x[place]) for x in (q, k, v) if x.numel() for place in ((0, 0, 0, 0), (-1, -1, -1, -1)))
     return (*ends, q.shape, k.shape, v.shape, q.dtype, int(mask.sum()))
 

@@ -16,8 +16,8 @@ from saccade.support.errors import unsupported
 class Stepwise:
     """Exact attention, split into methods that mutants override.
 
-    It keeps every law, but is slow, because it processes a few rows at a time. Masked keys and values are replaced by 0
-    before any multiplication, because 0 * NaN is NaN. Dropout is not supported, as `reasons` states.
+    It satisfies every law, but is slow, because it processes a few rows at a time. Masked keys and values are replaced
+    by 0 before any multiplication, because 0 * NaN is NaN. Dropout is not supported, as `reasons` states.
     """
 
     caught_by: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class Stepwise:
         return module
 
     def factor(self, scale: float | None, query: Tensor, score: Score | None) -> float:
-        """Return the scale of the scores: the explicit scale if there is one, or the default scale of the score."""
+        """Return the explicit scale of the scores if there is one, or the default scale of the score."""
         if scale is not None:
             return scale
         return query.shape[3] ** -0.5 if score is None else score.default_scale(query.shape[3])
@@ -153,15 +153,15 @@ class Stepwise:
         return kinds[type(score)](score, q, k)
 
     def dot(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Compute the `Dot` score: the dot product of query and key."""
+        """Compute the `Dot` score, the dot product of query and key."""
         return (q * k).sum(-1)
 
     def bilinear(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Compute the `Bilinear` score: the dot product of the key with a mapped query."""
+        """Compute the `Bilinear` score, the dot product of the key with a linearly transformed query."""
         return (q @ score.weight.to(q.dtype) * k).sum(-1)
 
     def additive(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Compute the `Additive` score: a network with one hidden layer."""
+        """Compute the `Additive` score, a network with one hidden layer."""
         hidden = q @ score.query_weight.T.to(q.dtype) + k @ score.key_weight.T.to(q.dtype)
         return self.activate(hidden) @ score.output_weight.to(q.dtype)
 
@@ -170,11 +170,11 @@ class Stepwise:
         return hidden.tanh()
 
     def cosine(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Compute the `Cosine` score: the dot product of query and key normalised to length 1."""
+        """Compute the `Cosine` score, the dot product of query and key after both are normalised to length 1."""
         return (F.normalize(q, dim=-1) * F.normalize(k, dim=-1)).sum(-1)
 
     def gaussian(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Compute the `Gaussian` score: the negative squared distance, divided by twice the squared bandwidth."""
+        """Compute the `Gaussian` score, the negative squared distance divided by twice the squared bandwidth."""
         precision = torch.exp(-2 * score.log_bandwidth.to(q.dtype))
         return ((q * k).sum(-1) - self.half_square(k) - self.half_square(q)) * precision
 
@@ -198,7 +198,7 @@ class Stepwise:
         return self.distances(bias.address(q_positions)[:, :, None], bias.address(kv_positions)[:, None])
 
     def distances(self, q: Tensor, kv: Tensor) -> Tensor:
-        """Return the distances between queries and keys: the query's position minus the key's position."""
+        """Return the distances between queries and keys, the query's position minus the key's position."""
         return q - kv
 
     def relative(self, bias: Bias, query: Tensor, distances: Tensor, factor: float) -> Tensor:
@@ -230,7 +230,7 @@ class Stepwise:
         return scores if bias is None else scores + bias
 
     def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the softmax: weights and lse. A row without a visible key has weights 0 and lse -inf."""
+        """Compute the weights and the lse of the softmax. A row without a visible key has weights 0 and lse -inf."""
         some = allowed.any(-1, keepdim=True)
         scores = scores.masked_fill(~(allowed | ~some), -torch.inf)
         weights = torch.where(some, scores.softmax(-1), 0.0)
@@ -244,10 +244,10 @@ class Stepwise:
         return weights * torch.where(lse.isneginf(), 0.0, (lse - whole).exp())[..., None], whole
 
     def product(self, weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-        """Compute the attention output: weights times values."""
+        """Compute the attention output as weights times values."""
         return (weights[..., None] * _visible_only(value, allowed)).sum(-2)
 
 
 def _visible_only(x: Tensor, allowed: Tensor) -> Tensor:
-    """Broadcast keys or values to all rows, and set masked ones to 0: ``[batch, heads, rows, kv_len, dim]``."""
+    """Broadcast keys or values to ``[batch, heads, rows, kv_len, dim]``, and set those that a row may not see to 0."""
     return torch.where(allowed[..., None], x[:, :, None], 0.0)

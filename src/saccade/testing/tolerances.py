@@ -47,12 +47,12 @@ TOLERANCES: dict[tuple[torch.dtype, Quantity], Tolerance] = {
 
 
 def tolerance(dtype: torch.dtype, quantity: Quantity) -> float:
-    """Return the tolerance for inputs in the given dtype: the largest error that counts as rounding."""
+    """Return the largest error that counts as rounding for inputs in the given dtype."""
     return TOLERANCES[dtype, quantity].limit
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """Return the error of ``got`` to compare with a tolerance. It is inf if any entry is NaN, 0 for empty tensors."""
+    """Return the error of ``got`` for comparison with a tolerance, inf if an entry is NaN and 0 for empty tensors."""
     if want.numel() == 0:
         return 0.0
     differences = difference(got, want)
@@ -61,6 +61,6 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 def difference(got: Tensor, want: Tensor) -> Tensor:
-    """Return the absolute differences in float64, to compute an error: 0 for equal infinities, inf for a NaN."""
+    """Return the absolute differences of two tensors in float64, with 0 for equal infinities and inf for a NaN."""
     got, want = got.detach().double(), want.detach().double()
     return torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)

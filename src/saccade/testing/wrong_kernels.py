@@ -25,7 +25,7 @@ def attend(
 
 
 def with_changed_output(change: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Kernel]:
-    """Return a factory of kernels that change a correct result by ``change(out, query, key, value, mask)``."""
+    """Return a factory of kernels that replace a correct output by ``change(out, query, key, value, mask)``."""
     return lambda: lambda q, k, v, mask: change(attend(q, k, v, mask), q, k, v, mask)
 
 
@@ -61,7 +61,7 @@ def as_contiguous(x: Tensor) -> Tensor:
 
 
 def interleaved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Repeat 2 to 7 key heads so that query heads are assigned to them in turn, not in groups."""
+    """Assign query heads to 2 to 7 key heads in turn instead of in groups, by repeating keys and values."""
     if not 1 < k.shape[1] < 8:
         return q, k, v, mask
     times = q.shape[1] // k.shape[1]

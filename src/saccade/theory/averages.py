@@ -34,8 +34,8 @@ def attention_with_sink(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     latex=r"o_i\in\mathrm{conv}\{v_j: j\in V(i)\}",
     source="tutorials; rows of weights are not below 0 and sum to 1",
     verdict="holds if",
-    conditions="it refers to one head before the output projection, without dropout and without a sink logit, over the "
-    "values of the keys that the query may attend to, of which there must be one",
+    conditions="it refers to the output of one head before the output projection, without dropout or a sink logit, "
+    "and to the values of the keys that the query may attend to, of which there must be at least one",
 )
 def convex_combination(
     draw: Draw,
@@ -94,9 +94,9 @@ def uniform_weights_are_mean_pooling(
     latex=r"\mathbb{E}\,\Bigl\lVert\sum_j a_jx_j-\mu\Bigr\rVert^2=\sigma^2\textstyle\sum_j a_j^2\ge\sigma^2/n",
     source="tutorials; the bound is Cauchy and Schwarz",
     verdict="holds if",
-    conditions="what is wanted depends on which tokens there are: a marked token is found by attention and lost in the "
-    "mean. If all tokens are noisy copies of one number, the mean is the best average, and weights that differ are "
-    "worse by n times the sum of their squares",
+    conditions="the target depends on which tokens are present: attention finds a marked token, which the mean loses. "
+    "If all tokens are noisy copies of one number, the mean is the best average, and the squared error of unequal "
+    "weights is larger by a factor of n times the sum of their squares",
 )
 def attention_improves_on_mean_pooling(
     draw: Draw,

@@ -50,9 +50,10 @@ def _rank(distributions: Tensor) -> int:
     source="Yang et al. 2018, arXiv:1711.03953, section 2; for the most likely token Grivas et al. 2022, "
     "arXiv:2203.06462",
     verdict="holds if",
-    conditions="the width is at least the rank of the wanted logarithms, centred row by row, which may be the number "
-    "of tokens less one: a smaller width misses some (the softmax bottleneck). Mixtures of softmaxes escape it. It "
-    "limits distributions, not the most likely token, which can be any of 64 with a width of 2",
+    conditions="the width is at least the rank of the logarithms of the target probabilities, centred row by row, "
+    "which may be the number of tokens less one: a smaller width misses some (the softmax bottleneck). Mixtures of "
+    "softmaxes escape it. The bottleneck limits distributions, not the most likely token, which can be any of 64 with "
+    "a width of 2",
 )
 def an_output_layer_gives_any_distribution(
     draw: Draw,

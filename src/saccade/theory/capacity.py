@@ -25,7 +25,7 @@ def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values by the delta rule (DeltaNet): write each key-value pair once, then read with all keys."""
+    """Recall values by the delta rule (DeltaNet), which writes each key-value pair once; then read with all keys."""
     twice = torch.cat([key, key])[None, None]
     beta = torch.cat([torch.ones(len(key)), torch.zeros(len(key))]).to(key)[None, None]
     matrix = Delta(scale=1.0)(twice, twice, beta=beta, mask=Causal())

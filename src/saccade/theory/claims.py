@@ -80,8 +80,8 @@ def find(name: str) -> Claim:
         if claim.name == name:
             return claim
     near = [claim.name for claim in CLAIMS if name in claim.name or claim.topic == name]
-    hint = f"did you mean {', '.join(near)}?" if near else "theory.CLAIMS has them all"
-    raise value_error("name", "be that of a claim", repr(name), hint=hint)
+    hint = f"did you mean {', '.join(near)}?" if near else "theory.CLAIMS lists all claims"
+    raise value_error("name", "be the name of a claim", repr(name), hint=hint)
 
 
 def table(claims: Sequence[Claim]) -> str:

@@ -31,7 +31,7 @@ def flow(tokens: Tensor, layers: int, sharpness: float, sign: float = 1.0, step:
 
 
 def clusters(tokens: Tensor, least: float = 0.99) -> Tensor:
-    """Return which unit tokens share a cluster, bool ``[n, n]``: a chain of products above ``least`` links them."""
+    """Return which unit tokens are linked by a chain of inner products above ``least``, bool ``[n, n]``."""
     joined = (tokens @ tokens.T > least).double()
     for _ in range(len(tokens).bit_length()):  # each squaring doubles the length of the chains
         joined = (joined @ joined > 0).double()

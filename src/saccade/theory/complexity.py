@@ -44,7 +44,7 @@ def recurrence(x: Tensor) -> Tensor:
 
 
 def growth(count: Callable[[int], float], length: int) -> float:
-    """Return the factor by which the cost of attention grows when the sequence length doubles."""
+    """Return the factor by which a cost grows when its argument, such as the sequence length, doubles."""
     return count(2 * length) / count(length)
 
 
@@ -69,13 +69,13 @@ def _cost_by_length(
 
 
 def attention_layer(x: Tensor) -> Tensor:
-    """Run a self-attention layer with all its matrix products: projections, scores, weighted sums and output."""
+    """Run a self-attention layer with all its matrix products, including the input and output projections."""
     weight = x.new_zeros(x.shape[-1], x.shape[-1])
     return dense(x @ weight, x @ weight, x @ weight) @ weight
 
 
 def transformer_layer(x: Tensor, widening: int = 4) -> Tensor:
-    """Run the matrix products of a layer: attention and a feed-forward network ``widening`` times as wide."""
+    """Run the matrix products of attention and of a feed-forward network ``widening`` times as wide."""
     wide = x.new_zeros(x.shape[-1], widening * x.shape[-1])
     attended = attention_layer(x)
     return torch.relu(attended @ wide) @ wide.mT if widening else attended
@@ -85,9 +85,10 @@ def transformer_layer(x: Tensor, widening: int = 4) -> Tensor:
     latex=r"2n^2(d_k+d_v)",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1",
     verdict="holds if",
-    conditions="every query may attend to every key, and the products of queries, keys and values alone are counted. "
-    "With its projections a layer at n = d grows 2.67 times, with a feed-forward network of width 4 d as well 2.29 "
-    "times; n² is half of such a layer at n = 6 d. The weights need not be stored",
+    conditions="every query may attend to every key, and only the products of queries, keys and values are counted. "
+    "From n = d to n = 2 d, the operations of a layer with projections grow 2.67 times, and with a feed-forward "
+    "network of width 4 d as well 2.29 times; the n² part is half of such a layer at n = 6 d. The weights need not be "
+    "stored",
 )
 def operations_are_quadratic(
     draw: Draw, *, attend: Attend = dense, layer: Callable[[Tensor, int], Tensor] = transformer_layer
@@ -114,8 +115,8 @@ def operations_are_quadratic(
     latex=r"O(n^2d)\ \text{is linear}",
     source='a table of a tutorial, under "linear complexity"; against it Keles et al. 2023, arXiv:2209.04881',
     verdict="refuted",
-    conditions="linear in n are windows, O(n·w·d), and linear attention, O(n·m·d), neither of which is the same "
-    "function; and the memory of exact attention",
+    conditions="windows, O(n·w·d), and linear attention, O(n·m·d), are linear in n, but neither is the same function; "
+    "the memory of exact attention is also linear in n",
 )
 def standard_attention_is_linear(
     draw: Draw, *, attend: Attend = dense, near: Mask = _WINDOW, other: Callable[[], Mechanism] = Linear
@@ -148,9 +149,9 @@ def operations_of_the_best(keys: int, length: int) -> int:
     "arXiv:2004.05150, section 3.1, for global tokens",
     verdict="holds if",
     conditions="the pattern is known before the scores and the number of keys per query is bounded: a window takes "
-    "O(n w), a window with g global tokens O(n (w + g)). To choose the keys of the highest scores, all n² scores are "
-    "computed first; every s-th key takes n²/s, still quadratic for fixed s (n√n for s = √n); and so do global "
-    "tokens whose number grows with n. A dense matrix with a mask saves nothing",
+    "O(n w), a window with g global tokens O(n (w + g)). To choose the keys with the highest scores, all n² scores "
+    "are computed first; every s-th key takes n²/s, which is still quadratic for fixed s (n√n for s = √n), as are "
+    "global tokens whose number is proportional to n. A dense matrix with a mask saves nothing",
 )
 def sparse_attention_is_cheaper(
     draw: Draw,
@@ -158,7 +159,7 @@ def sparse_attention_is_cheaper(
     masked: Callable[[Mask, int], int] = operations_of_a_mask,
     best: Callable[[int, int], int] = operations_of_the_best,
 ) -> Measurements:
-    """Sparse attention computes some pairs only, which is cheaper than O(n²)."""
+    """Sparse attention computes only some pairs, which is cheaper than O(n²)."""
 
     def grown(mask: Callable[[int], Mask], length: int = 4096) -> float:
         return growth(lambda n: masked(mask(n), n), length)
@@ -182,9 +183,9 @@ def sparse_attention_is_cheaper(
     latex=r"n^2\ \text{weights}",
     source="tutorials; against it Rabe and Staats 2021, arXiv:2112.05682, and Dao et al. 2022, arXiv:2205.14135",
     verdict="holds if",
-    conditions="the weights are stored: exact attention needs a few tiles of them at a time. n² is the number for one "
-    "head of one layer, h heads store h n². An image in patches has n in the square of its side, and weights in the "
-    "fourth power",
+    conditions="the weights are stored: exact attention needs only a few tiles of them at a time. n² is the number "
+    "for one head of one layer; h heads store h n². For an image in patches, n grows with the square of the side, and "
+    "the number of weights with its fourth power",
 )
 def memory_is_quadratic(draw: Draw, *, attend: Attend = attention, stores: Attend = dense) -> Measurements:
     """Attention needs memory for n² weights."""
@@ -212,7 +213,7 @@ def memory_is_quadratic(draw: Draw, *, attend: Attend = attention, stores: Atten
     latex=r"n=100\,000:\ 10^{10}\ \text{weights, infeasible}",
     source="tutorials",
     verdict="refuted",
-    conditions="the weights (40 GB in float32 for a head, which a large GPU holds) need not be held: exact causal "
+    conditions="the weights (40 GB in float32 for a head, which a large GPU holds) need not be stored: exact causal "
     "attention over 100,000 tokens runs, a few tiles at a time",
 )
 def a_hundred_thousand_tokens_are_infeasible(
@@ -240,9 +241,9 @@ def a_hundred_thousand_tokens_are_infeasible(
     latex=r"4n^2d+8nd^2\ \text{against}\ 4nd^2",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1, which leaves the projections out",
     verdict="holds if",
-    conditions="the n² part alone is compared. With its projections a layer of attention takes 8 n d² more: above "
-    "twice what a tanh network takes at every length, three times at n = d; as much as an LSTM, 16 n d², at n = 2 d. "
-    "The recurrence needs n steps one after the other",
+    conditions="only the n² part is compared. With its projections, an attention layer takes 8 n d² more: more than "
+    "twice as many operations as a tanh network at every length, three times as many at n = d, and as many as an "
+    "LSTM, 16 n d², at n = 2 d. The recurrence needs n sequential steps",
 )
 def recurrence_is_cheaper_for_long_sequences(
     draw: Draw, *, step: Callable[[Tensor], Tensor] = recurrence, layer: Callable[[Tensor], Tensor] = attention_layer

@@ -41,7 +41,7 @@ def products_of_all(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalised(scores: Tensor) -> Tensor:
-    """Return the softmax, the second step of attention: maximum, differences, exponentials, sum and quotients."""
+    """Return the softmax of the scores, the second step of attention, computed in five elementary operations."""
     raised = (scores - scores.amax(-1, keepdim=True)).exp()
     return raised / raised.sum(-1, keepdim=True)
 

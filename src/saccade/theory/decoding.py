@@ -20,7 +20,7 @@ _PROMPT, _LENGTH = 6, 16
 
 
 def decoder(num_kv_heads: int = 4) -> Decoder:
-    """Build a small decoder with random weights for measurements: two layers with four heads of width 8."""
+    """Build a small decoder with random weights and two layers with four heads of width 8."""
     return Decoder(
         DecoderConfig(
             vocab_size=_LENGTH,

@@ -104,7 +104,7 @@ def listed(documents: Sequence[Document] | None = None) -> str:
 
 
 def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False) -> str:
-    """Format the statements of tutorial documents (all if None) as Markdown: one table per document."""
+    """Format the statements of tutorial documents (all if None) as Markdown, with one table per document."""
     head = (
         "| 论述 | 结论 | 论断 | 可推翻结论的测量 |"
         if chinese

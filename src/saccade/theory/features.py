@@ -55,7 +55,7 @@ def _random_vector(draw: Draw, width: int, length: float) -> Tensor:
     latex=r"e^{x\cdot y}=\mathbb{E}_\omega\bigl[e^{\omega\cdot x-|x|^2/2}e^{\omega\cdot y-|y|^2/2}\bigr]",
     source=_CHOROMANSKI + ", lemma 1",
     verdict="holds",
-    conditions="each ω is normal; orthogonal ones with their lengths drawn anew",
+    conditions="each ω is normal; orthogonal directions have independently drawn lengths",
 )
 def features_estimate_the_kernel(
     draw: Draw,
@@ -188,8 +188,8 @@ def performer_attention_is_unbiased(draw: Draw, *, samples: Callable[..., Tensor
     latex=r"\mathrm{Var}_+(x,y)=\tfrac1m e^{|x+y|^2}e^{2x\cdot y}\bigl(1-e^{-|x+y|^2}\bigr)",
     source=_CHOROMANSKI + ", lemma 2",
     verdict="holds",
-    conditions="independent directions: the error relative to the kernel is √((e^{|x+y|²} - 1)/m), so how many "
-    "features it takes grows as e^{|x+y|²}",
+    conditions="independent directions: the error relative to the kernel is √((e^{|x+y|²} - 1)/m), so the number of "
+    "features needed grows as e^{|x+y|²}",
 )
 def how_many_features(
     draw: Draw, *, variance: Callable[[Tensor, Tensor], Tensor] = variance_of_positive
@@ -282,8 +282,8 @@ def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tenso
     latex=r"\lVert\mathrm{softmax}(qK^\top E^\top)FV-\mathrm{softmax}(qK^\top)V\rVert\le\varepsilon",
     source=_WANG + ", theorem 2 and its proof",
     verdict="refuted",
-    conditions="this refers to the construction in the proof: for small and large δ its error is that of an output "
-    "of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
+    conditions="this refers to the construction in the proof: for small and large δ its error is that of an output of "
+    "zeros, even with twice as many slots as keys. Other projections may do better; those of a Linformer are trained",
 )
 def linformer_is_exact_by_construction(
     draw: Draw, *, projections: Callable[[Tensor, float], tuple[Tensor, Tensor]] = printed_projections

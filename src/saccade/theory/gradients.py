@@ -44,7 +44,7 @@ def backward(weights: Tensor, query: Tensor, key: Tensor, value: Tensor, output_
 
 
 def all_to_the_largest(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute hard attention: each query puts all its weight on the key with the largest score."""
+    """Compute hard attention, in which each query puts all its weight on the key with the largest score."""
     return value[(query @ key.T).argmax(-1)]
 
 
@@ -58,8 +58,8 @@ def _weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
     r"\quad dK=\tfrac{1}{\sqrt{d_k}}dS^\top Q",
     source="by differentiation; D as in Dao et al. 2022, arXiv:2205.14135, appendix B.2",
     verdict="holds",
-    conditions="with a mask too: forbidden weights are 0, and so are their gradients. This is what lets queries and "
-    "keys be trained by back-propagation: all weight on the largest score sends them no gradient, values alone",
+    conditions="with a mask too: masked weights are 0, and so are their gradients. The gradients allow queries and "
+    "keys to be trained by back-propagation: if the largest score gets all the weight, only the values get a gradient",
 )
 def attention_gradients(
     draw: Draw,
@@ -99,9 +99,9 @@ def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients
     latex=r"\frac{\partial O}{\partial V}=A^\top",
     source="tutorials; Magnus and Neudecker 2019, chapter 9, on layouts",
     verdict="holds if",
-    conditions="it is read as a product with the gradient of O, dV = Aᵀ dO; the derivative itself has "
-    "(n·d_v)·(m·d_v) entries and is A ⊗ I for rows laid out one after the other. Likewise "
-    "the derivative by A is I ⊗ Vᵀ, and Vᵀ only as the factor of dA = dO Vᵀ",
+    conditions="it is read as a product with the gradient of O, dV = Aᵀ dO; the derivative itself has (n·d_v)·(m·d_v) "
+    "entries and is A ⊗ I for rows laid out one after the other. Likewise, the derivative with respect to A is I ⊗ "
+    "Vᵀ; it is Vᵀ only as the factor in dA = dO Vᵀ",
 )
 def value_jacobian_is_transposed_weights(
     draw: Draw,

@@ -16,13 +16,13 @@ from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
 
 def contains_star(allowed: Tensor) -> bool:
-    """Return whether a mask contains a star graph: self-loops, and a token linked to all tokens in both directions."""
+    """Return whether a mask contains a star graph, that is, self-loops and a token linked to all others both ways."""
     centres = allowed.all(0) & allowed.all(1)
     return bool(centres.any() and allowed.diagonal().all())
 
 
 def diameter(allowed: Tensor) -> int:
-    """Return the diameter of a mask's graph: the number of layers after which every token can depend on every other.
+    """Return the number of layers after which every token can depend on every other, the diameter of a mask's graph.
 
     The diameter is -1 if no number of layers is enough.
     """
@@ -51,9 +51,9 @@ def _longformer() -> Mask:
     latex=r"D\supseteq S\ \Rightarrow\ \text{universal approximation},\quad|D|=O(n)",
     source="Zaheer et al. 2020, arXiv:2007.14062, theorem 1; what a run can check is the condition, not the theorem",
     verdict="holds if",
-    conditions="inputs are compact and have a fixed length, there are positions, and as many layers as it takes. A "
-    "global token gives the pattern the star of the theorem (a token that attends to all, and to which all attend), "
-    "which is enough, but not necessary: windows-and-random-keys-suffice",
+    conditions="inputs are compact and have a fixed length, positions are encoded, and there are as many layers as "
+    "needed. A global token gives the pattern the star of the theorem (a token that attends to all, and to which all "
+    "attend), which is enough, but not necessary: windows-and-random-keys-suffice",
 )
 def bigbird_has_what_the_theorem_needs(
     draw: Draw,

@@ -38,9 +38,9 @@ def best_of_one_head(first: float, second: float) -> float:
     latex=r"\sum_h A_h X W_h,\qquad y_i=x_{i-1}-x_{i+1}",
     source='tutorials ("several heads attend to several subspaces"); Cordonnier et al. 2020, arXiv:1911.03584',
     verdict="holds",
-    conditions="for one layer: each of two heads can read another subspace of the features. Weights of one head are "
-    "not below 0, so it cannot subtract what it gathers, even if they depend on the data: where all tokens are equal "
-    "its output is W c whatever they are, and should be 0",
+    conditions="for one layer: each of two heads can read a different subspace of the features. The weights of one "
+    "head are not negative, even if they depend on the data, so it cannot subtract values: if all tokens equal c, its "
+    "output is W c for any weights, but should be 0",
 )
 def two_heads_do_what_one_cannot(
     draw: Draw,
@@ -80,7 +80,7 @@ def two_heads_do_what_one_cannot(
     latex=r"h\cdot 2n^2(d_k+d_v)=2n^2\cdot(h d_k+h d_v)",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
     verdict="holds if",
-    conditions="matrix products are counted; softmax, and weights if they are stored, are h times as many",
+    conditions="only matrix products are counted; h heads compute, and possibly store, h times as many weights",
 )
 def heads_cost_what_one_costs(
     draw: Draw,
@@ -103,8 +103,8 @@ def heads_cost_what_one_costs(
     latex=r"A_{ij}+A_{ik}\le 1",
     source="tutorials; by definition",
     verdict="holds if",
-    conditions="one query at once is meant: its weights are one distribution, so two tokens cannot both have more than "
-    "half. Queries that know their positions can have different patterns in one head",
+    conditions="it refers to one query at a time: its weights are one distribution, so two tokens cannot both have "
+    "more than half. Queries that know their positions can have different patterns in one head",
 )
 def a_head_has_one_pattern(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of) -> Measurements:
     """A single head has one pattern of attention."""
@@ -151,7 +151,7 @@ def after_training(
 def each_head_learns_another_subspace(
     draw: Draw, *, train: Callable[..., list[Tensor]] = after_training
 ) -> Measurements:
-    """Each head learns another subspace."""
+    """Each head learns a different subspace."""
     x, wanted = draw.normal(10, 8), draw.normal(10, 8)
     start = [draw.normal(2, 8, 4) / 8**0.5 for _ in range(3)] + [draw.normal(2, 4, 8) / 8**0.5]
 

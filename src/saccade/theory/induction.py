@@ -89,10 +89,10 @@ def _last_output(tokens: Tensor, maps: list[Tensor]) -> Tensor:
     latex=r"\lVert o_n(X)-o_n(X')\rVert=O(1/n)\ \text{if}\ X, X'\ \text{differ in one token}",
     source="Hahn 2020, arXiv:1906.06755, lemma 5",
     verdict="holds if",
-    conditions="tokens and weights are bounded as n grows, and it is not the token itself that changes. So the "
-    "margin of a function that one token can turn, such as parity, falls as 1/n: at a fixed length a later layer can "
-    "still tell the outputs apart, but one set of bounded weights is ever less sure as the length grows. Scores that "
-    "grow as log n, or hard attention, escape the bound",
+    conditions="tokens and weights are bounded as n grows, and the token that changes is not the query's own. So the "
+    "margin of a function that one token can flip, such as parity, falls as 1/n: at a fixed length, a later layer can "
+    "still distinguish the outputs, but one set of bounded weights becomes less certain as the length grows. Scores "
+    "that grow as log n, or hard attention, escape the bound",
 )
 def one_token_has_little_say(
     draw: Draw, *, output: Callable[[Tensor, list[Tensor]], Tensor] = _last_output

@@ -28,7 +28,7 @@ def gaussian_information(weights: Tensor, variance: float) -> float:
 
 
 def divergence_from_mean_row(weights: Tensor) -> float:
-    """Return the mutual information of query and key positions: the mean divergence of rows from the mean row."""
+    """Return the mutual information of query and key positions, the mean divergence of rows from the mean row."""
     mean = weights.mean(0)
     ratio = torch.where(weights > 0, weights * (weights / mean).log(), 0.0)
     return float(ratio.sum(-1).mean())
@@ -58,19 +58,19 @@ def other_weights(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def patterns(n: int) -> dict[str, Tensor]:
-    """Return three patterns of attention weights ``[n, n]``: one key for each query, a sink, and uniform weights."""
+    """Return weights ``[n, n]`` of three patterns, which are one key for each query, a sink, and uniform weights."""
     eye = torch.eye(n, dtype=torch.float64)
     return {"one key each": eye, "sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
 
 
 def fixed_support(tokens: Tensor) -> Tensor:
-    """Return the attention output of the last query with a window of two tokens: the mask alone selects the keys."""
+    """Return the attention output of the last query in a window of two tokens; the mask alone selects the keys."""
     x = tokens[:, None]
     return attention(x, x, x, Window(1, 0))[:, 0, -1]
 
 
 def chosen_support(tokens: Tensor) -> Tensor:
-    """Return the token whose first entry is highest (the first such token): the tokens themselves select the key."""
+    """Return the token with the largest first entry (the first on ties), so that the tokens determine which one."""
     scores = tokens[..., 0] - 0.01 * torch.arange(tokens.shape[1])
     return tokens[torch.arange(len(tokens)), scores.argmax(-1)]
 
@@ -79,9 +79,10 @@ def chosen_support(tokens: Tensor) -> Tensor:
     latex=r"I(X;o_i)\le H(x_j,\,j\in S_i)",
     source="tutorials; the bound is that of a function of these tokens, Cover and Thomas 2006, section 2.8",
     verdict="holds if",
-    conditions="one query's output is meant, the keys it sees are fixed by the mask, and it is among them. If the "
-    "tokens choose the keys, the choice itself carries information; and the outputs of all queries together are not "
-    "bounded: with noise they carry (d/2) log det(I + AAᵀ/σ²), most of all with one key for each query",
+    conditions="it refers to the output of one query, and the mask fixes the keys that this query sees, including its "
+    "own. If the tokens choose the keys, the choice itself carries information; and the outputs of all queries "
+    "together are not bounded: with noise they carry (d/2) log det(I + AAᵀ/σ²), most of all with one key for each "
+    "query",
 )
 def sparse_weights_bound_information(
     draw: Draw,
@@ -166,17 +167,16 @@ def weights_from_output(output: Tensor, value: Tensor) -> Tensor:
 
 @claim(
     latex=r"O=AV\ \Rightarrow\ A\ \text{is determined}",
-    source='tutorials ("interpretable"); against it Jain and Wallace 2019, arXiv:1902.10186: other weights give '
-    "the same answer; against them Wiegreffe and Pinter 2019, arXiv:1908.04626: such weights have to be "
-    "ones that the model makes; on the share of the weights that determines the output Brunner et al. 2020, "
-    "arXiv:1908.04211",
+    source='tutorials ("interpretable"); against it Jain and Wallace 2019, arXiv:1902.10186: other weights give the '
+    "same answer; against them Wiegreffe and Pinter 2019, arXiv:1908.04626: such weights must be ones that the model "
+    "can produce; on the share of the weights that determines the output Brunner et al. 2020, arXiv:1908.04211",
     verdict="refuted",
     conditions="with more keys than d_v + 1, other rows that sum to 1 give the same output for these values, with "
     "most of the attention elsewhere; up to d_v + 1 keys with independent values, the output determines the weights. "
-    "Weight times length of the value is its part of the sum. Removing a token moves the output by a/(1 - a) times "
-    "the distance of its value from the output: not at all if all values are equal. The order of the weights is that "
-    "of these effects if values are orthogonal and of one length, not in general. Weights say nothing of what other "
-    "layers do with the output",
+    "The contribution of a value to the sum has the length of the value times its weight. Removing a token moves the "
+    "output by a/(1 - a) times the distance of its value from the output: not at all if all values are equal. The "
+    "weights have the same order as these effects if values are orthogonal and equally long, but not in general. "
+    "Weights say nothing about what other layers do with the output",
 )
 def weights_explain_the_output(
     draw: Draw,

@@ -1,4 +1,4 @@
-"""Claims about what layers are made of: the heads of multi-head attention, and the parts of a decoder layer."""
+"""Claims about the parts of layers: the heads of multi-head attention, and the sublayers of a decoder layer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def with_residual_and_norm(output: Tensor, x: Tensor) -> Tensor:
     source="code of tutorials, against the definition: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
     verdict="holds if",
     conditions="projections have no bias and nothing follows: a residual and a layer norm, which a tutorial puts into "
-    "the same class, are no part of the definition, which gives 0 for W_O = 0. The number of heads divides the width "
+    "the same class, are not part of the definition, which gives 0 for W_O = 0. The number of heads divides the width "
     "of the model only if heads have width d_model/h, which the definition does not require",
 )
 def one_projection_makes_all_heads(
@@ -97,7 +97,7 @@ def one_projection_makes_all_heads(
 
 
 def add_and_norm(layer: nn.TransformerEncoderLayer, x: Tensor, causal: Tensor) -> Tensor:
-    """Run masked self-attention and a feed-forward network, each followed by add and norm, from a layer's weights."""
+    """Run masked self-attention and a feed-forward network with a layer's weights, each followed by add and norm."""
     attended = layer.self_attn(x, x, x, attn_mask=causal, need_weights=False)[0]
     x = layer_norm(x + attended, x.shape[-1:], layer.norm1.weight, layer.norm1.bias)
     fed = layer.linear2(torch.relu(layer.linear1(x)))
@@ -115,8 +115,8 @@ def pytorch_decoder_layer(width: int) -> nn.Module:
     source="figures of tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.1, whose decoder has a third part; "
     "for the norm before each part Xiong et al. 2020, arXiv:2002.04745",
     verdict="holds if",
-    conditions="the model is a decoder alone and the norm follows each part. The decoder of the original paper has "
-    "a third part between the two, cross-attention to the encoder; models of today put the norm before each part",
+    conditions="the model is a decoder alone and the norm follows each part. The decoder of the original paper has a "
+    "third part between the two, cross-attention to the encoder; current models put the norm before each part",
 )
 def a_decoder_layer_has_two_parts(
     draw: Draw,

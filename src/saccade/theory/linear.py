@@ -19,7 +19,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def without_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return linear attention without features or division: (QKᵀ)V."""
+    """Return linear attention without features or division, (QKᵀ)V."""
     return (query @ key.T) @ value
 
 
@@ -64,8 +64,8 @@ def _relative_error(seen: Tensor, expected: Tensor) -> float:
     source="von Oswald et al. 2023, arXiv:2212.07677, proposition 1",
     verdict="holds if",
     conditions="there is no softmax, each token holds an input with its answer, and the weights are those of the "
-    "construction: as many layers then take as many steps. Softmax attention takes another step, even up to a factor; "
-    "with small scores and centred answers it comes near. That trained models do this is another matter, not measured",
+    "construction: as many layers then take as many steps. Softmax attention takes a different step, even up to a "
+    "factor; with small scores and centred answers, it comes close. Whether trained models do this is not measured",
 )
 def attention_descends_gradients_in_context(
     draw: Draw,
@@ -120,7 +120,7 @@ def by_recurrence(read: Tensor, written: Tensor, decay: Tensor, value: Tensor) -
 
 
 def masked_products(read: Tensor, written: Tensor, decay: Tensor) -> Tensor:
-    """Return `SSD`'s matrix for one decay per token, ``[n, 1]``, with written values not multiplied by the step."""
+    """Return the matrix of `SSD`, ``[n, n]``, for one decay per token; values are not multiplied by the step size."""
     step = -decay[:, 0].log()  # for the rate -1; SSD multiplies what it writes by the step, so B is divided by it
     mechanism = SSD(1).to(read)
     matrix = mechanism(read[None, None], (written / step[:, None])[None, None], step=step[None, None], mask=Causal())
@@ -144,9 +144,9 @@ def rank_below_the_diagonal(matrix: Tensor) -> int:
     source="Dao and Gu 2024, arXiv:2405.21060, sections 3 to 5",
     verdict="holds if",
     conditions="the state decays by one number per token: it is then linear attention with a mask of decays. With one "
-    "number for each channel of the state the matrix is no product with one such mask. Either way, a block below the "
-    "diagonal has rank at most the size of the state; those of softmax attention have full rank, so no state of fixed "
-    "size computes it",
+    "number for each channel of the state, the matrix is not a product with one such mask. Either way, a block below "
+    "the diagonal has rank at most the size of the state; those of softmax attention have full rank, so no state of "
+    "fixed size computes it",
 )
 def state_spaces_are_attention(
     draw: Draw,

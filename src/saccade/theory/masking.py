@@ -14,7 +14,7 @@ from saccade.theory.measurement import Measurements, apart, at_least, equal, sam
 
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
-    """Compute attention with masking as in tutorials: replace masked scores with a large negative number."""
+    """Compute attention as in tutorials, replacing masked scores with a large negative number."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return scores.masked_fill(~allowed, constant).softmax(-1) @ value
 
@@ -25,7 +25,7 @@ def filled_with_infinity(query: Tensor, key: Tensor, value: Tensor, allowed: Ten
 
 
 def over_queries(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-    """Compute attention with a common mistake: softmax over the queries instead of the keys."""
+    """Compute attention with the common mistake of a softmax over the queries instead of the keys."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return scores.masked_fill(~allowed, -1e9).softmax(-2) @ value
 
@@ -128,9 +128,9 @@ def empty_rows_give_nothing(
     latex=r"j\notin V(i)\ \Rightarrow\ \partial o_i/\partial k_j=\partial o_i/\partial v_j=0",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
     verdict="holds",
-    conditions="the mask is applied to the scores before softmax over the keys (over the queries, later tokens have an "
-    "influence in spite of it). A causal mask lets a token see itself: the token "
-    "at position i + 1 is generated from the tokens up to i",
+    conditions="the mask is applied to the scores before softmax over the keys (with softmax over the queries, later "
+    "tokens have an influence despite the mask). A causal mask lets a token see itself: the token at position i + 1 "
+    "is generated from the tokens up to i",
 )
 def masks_hide_the_future_and_padding(
     draw: Draw,

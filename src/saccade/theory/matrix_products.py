@@ -112,8 +112,8 @@ def layer_as_printed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) 
     latex=r"Q\in\mathbb{R}^{n\times d_k},\ K\in\mathbb{R}^{m\times d_k},\ V\in\mathbb{R}^{m\times d_v}",
     source="lists of common mistakes in tutorials; the shapes of the definition",
     verdict="holds if",
-    conditions="this means the widths of queries and keys and the lengths of keys and values; n and m, d_k and d_v "
-    "need not agree. If n = m, keys times queries fits as well and is wrong: a product that fits proves nothing",
+    conditions="it refers to the widths of queries and keys, and to the lengths of keys and values; n and m, d_k and "
+    "d_v need not agree. If n = m, keys times queries fits as well and is wrong: a product that fits proves nothing",
 )
 def dimensions_must_agree(
     draw: Draw, *, attend: Callable[..., Tensor] = attention, printed: Callable[..., Tensor] = layer_as_printed

@@ -96,7 +96,7 @@ def at_least(what: str, seen: float, bound: float, tolerance: float = 0.0) -> Me
 
 
 def apart(what: str, seen: float, claimed: float, margin: float) -> Measurement:
-    """Build a measurement that refutes ``claimed``: ``seen`` must differ from it by more than ``margin``."""
+    """Build a measurement that refutes ``claimed`` if ``seen`` differs from it by more than ``margin``."""
     return Measurement(
         what, "!=", float(claimed), float(seen), margin, Message("refuted if more than {margin:.2g} off", margin=margin)
     )
@@ -110,7 +110,7 @@ def same(what: str, seen: Tensor, expected: Tensor, tolerance: float = 1e-12) ->
 
 
 def differ(what: str, seen: Tensor, claimed: Tensor, margin: float) -> Measurement:
-    """Build a measurement that refutes the equality of two tensors: some entry must differ by more than ``margin``."""
+    """Build a measurement that refutes the equality of two tensors if some entry differs by more than ``margin``."""
     return apart(
         Message("{what}, largest difference", what=Message(what)), _largest_difference(seen, claimed), 0.0, margin
     )

@@ -32,7 +32,7 @@ def _attend_to_patterns(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
 
 
 def _mean_shift(query: Tensor, key: Tensor) -> Tensor:
-    """Move points by one iteration of mean shift: attention with a Gaussian score and the keys as values."""
+    """Move points by one iteration of mean shift, that is, attention with a Gaussian score and the keys as values."""
     return attention(query[None, None], key[None, None], key[None, None], score=Gaussian().double())[0, 0]
 
 
@@ -66,9 +66,9 @@ def weights_are_a_posterior(
     'mean-shift is an EM algorithm", for the mixture that moves',
     verdict="holds if",
     conditions="values are the keys, the score is Gaussian, and one point is observed under a mixture whose "
-    "components move rigidly: the sum is where the query moves it. Not for the mixture that is usually "
-    "fitted, where each component averages data points with weights whose columns sum to 1: attention's "
-    "rows do",
+    "components move rigidly: the weighted sum is the position to which the query moves. It does not hold for the "
+    "mixture that is usually fitted, in which each component averages data points with weights whose columns sum to "
+    "1: in attention, the rows do",
 )
 def weighted_sum_is_an_m_step(
     draw: Draw,
@@ -104,7 +104,7 @@ def weighted_sum_is_an_m_step(
     latex=r"q\leftarrow\sum_j p(j\mid q)\,k_j\ \Rightarrow\ \textstyle\sum_j e^{-|q-k_j|^2/2\sigma^2}\ \text{grows}",
     source='Cheng 1995, "Mean shift, mode seeking, and clustering"',
     verdict="holds",
-    conditions="values are the keys, and scores count the norms of the keys (`saccade.scores.Gaussian`)",
+    conditions="values are the keys, and scores include the norms of the keys (`saccade.scores.Gaussian`)",
 )
 def mean_shift_climbs(
     draw: Draw,

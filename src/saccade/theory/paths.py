@@ -235,7 +235,8 @@ def recurrent_gradients_explode(
     verdict="holds if",
     conditions="the step is not linear and influence does not fade: a linear recurrence takes log₂ n rounds, and an "
     "LSTM with torch's initial weights is solved by iteration over all positions at once in 70 rounds, whatever n is. "
-    "Generating n tokens takes n steps with every model. A sum over n counts as one step; by pairs it takes log₂ n",
+    "Generating n tokens takes n steps with every model. A sum of n terms counts as one step; added in pairs, it "
+    "takes log₂ n",
 )
 def recurrences_are_sequential(
     draw: Draw,
@@ -284,8 +285,8 @@ def recurrences_are_sequential(
     latex=r"A_{ij}=0\ \Rightarrow\ \frac{\partial o_i}{\partial x_j}=0",
     source="tutorials; on what several layers pass on Abnar and Zuidema 2020, arXiv:2005.00928",
     verdict="holds if",
-    conditions="there is one layer. In two layers a third token can read the one that is needed and pass it on: only "
-    "if it is hidden from all others as well does its influence end",
+    conditions="there is one layer. In two layers, a third token can read the needed token and pass it on: its "
+    "influence ends only if the mask hides it from all other tokens as well",
 )
 def what_is_needed_must_be_attended_to(
     draw: Draw, *, layer: Callable[[Draw, Tensor], Callable[[Tensor], Tensor]] = attending

@@ -35,7 +35,7 @@ _PURPLE, _RED, _GREEN, _GREY, _FILLED = *INKS[:3], GREY, "#efe9f4"
 
 
 def scaling() -> Figure:
-    """Draw the figure on scaling: how strongly weights react to scores as d_k grows, with and without the scale."""
+    """Draw how strongly weights react to scores as d_k grows, with and without the scale."""
     draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
     medians_and_means = []
     for width in widths:
@@ -55,7 +55,7 @@ def scaling() -> Figure:
 
 
 def softmax() -> Figure:
-    """Draw the figure on softmax: the Jacobian of a row, and the wrong Jacobian that tutorials print."""
+    """Draw the Jacobian of a softmax row, next to the wrong Jacobian that tutorials print."""
     weights = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0], dtype=torch.float64).softmax(0)
     right, printed = jacobian(weights), jacobian_as_printed(weights[None])[0, :, 0]
     figure, panels = side_by_side(2, 2.6)
@@ -73,7 +73,7 @@ def softmax() -> Figure:
 
 
 def averages() -> Figure:
-    """Draw the figure on averages: values, their convex hull, outputs inside the hull, and outputs after dropout."""
+    """Draw values with their convex hull, outputs inside the hull, and outputs after dropout."""
     draw, n = Draw(3, "averages"), 9
     value = draw.normal(1, 1, n, 2)
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
@@ -95,7 +95,7 @@ def averages() -> Figure:
 
 
 def matrices() -> Figure:
-    """Draw the figure on matrices: singular values of scores and weights, and eigenvalues of three kinds of weights."""
+    """Draw the singular values of scores and weights, and the eigenvalues of three kinds of weights."""
     draw = Draw(0, "matrices")
     q, k = draw.normal(64, 8), draw.normal(64, 8)
     figure, (left, right) = side_by_side(2, 3.0)
@@ -122,7 +122,7 @@ def matrices() -> Figure:
 
 
 def inference() -> Figure:
-    """Draw the figure on inference: mean shift by attention, and the information that three patterns transmit."""
+    """Draw mean shift by attention, and the information that three patterns of weights transmit."""
     draw = Draw(1, "inference")
     centres = torch.tensor([[-2.0, -1.0], [2.0, -1.2], [0.2, 2.0]], dtype=torch.float64)
     keys = (centres[:, None] + 0.6 * draw.normal(3, 25, 2)).flatten(0, 1)
@@ -156,7 +156,7 @@ def inference() -> Figure:
 
 
 def relatives() -> Figure:
-    """Draw the figure on relatives: a Kalman update, which need not average prediction and observation."""
+    """Draw a Kalman update, which need not be an average of prediction and observation."""
     prior_cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
     noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
     prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -179,7 +179,7 @@ def relatives() -> Figure:
 
 
 def trained() -> Figure:
-    """Draw the figure on trained layers: accuracy by number of heads, and loss by the share of keys that are read."""
+    """Draw the accuracy of trained layers by number of heads, and a decoder's loss by the share of keys read."""
     figure, (left, right) = side_by_side(2, 3.4)
     cases = (
         ("both neighbours", neighbours(1, 2), 32, 0.01, 200),
@@ -218,7 +218,7 @@ def trained() -> Figure:
 
 
 def cost() -> Figure:
-    """Draw the figure on cost: operations as a function of length, and influence as a function of distance."""
+    """Draw the number of operations as a function of length, and influence as a function of distance."""
     figure, (left, right) = side_by_side(2, 3.0)
     lengths, width = [2**power for power in range(4, 14)], 64
 
@@ -256,7 +256,7 @@ def cost() -> Figure:
 
 
 def features() -> Figure:
-    """Draw the figure on random features: the errors of two kinds of features by the angle between query and key."""
+    """Draw the errors of two kinds of random features as functions of the angle between query and key."""
     figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)

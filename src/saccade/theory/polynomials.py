@@ -46,8 +46,9 @@ def smallest_rank(matrix: Tensor, error: float = 0.1) -> int:
     source="Alman and Song 2023, arXiv:2302.13214, theorems 1.3 and 1.4",
     verdict="holds if",
     conditions="entries are at most o(√log n) and the width grows as log n at most: a polynomial in place of exp then "
-    "needs so few features that all products are linear in n but for n^o(1). With larger entries, features do not "
-    "suffice. That no other method does is proven only from the strong exponential time hypothesis; no run shows it",
+    "needs so few features that all products are linear in n up to a factor of n^o(1). With larger entries, features "
+    "do not suffice. That no other method does is proven only under the strong exponential time hypothesis; "
+    "measurements cannot show it",
 )
 def bounded_entries_make_attention_cheap(
     draw: Draw,

@@ -37,9 +37,10 @@ def stack(tokens: Tensor, maps: list[list[Tensor]], mask: Mask | None) -> Tensor
     latex=r"\text{scores }0:\quad A_{i1}=1/i",
     source="Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466, theorem 1",
     verdict="holds if",
-    conditions="the first token differs from the others and the mask is causal: a head with equal scores then gives it "
-    "the weight 1/i, from which i can be read. Equal tokens stay equal at all positions through any number of layers; "
-    "without the mask positions are unknown; and one layer does not tell the order of earlier tokens, two do",
+    conditions="the first token differs from the others and the mask is causal: a head with equal scores then gives "
+    "it the weight 1/i, from which i can be read. Equal tokens stay equal at all positions through any number of "
+    "layers; without the mask positions are unknown; and one layer does not reveal the order of earlier tokens, but "
+    "two do",
 )
 def a_causal_mask_tells_positions(
     draw: Draw,
@@ -100,7 +101,7 @@ def bound_of_su(width: int, n: int) -> Tensor:
     source="Su et al. 2021, arXiv:2104.09864, section 3.4.3; against it Barbero et al. 2024, arXiv:2410.06205, "
     "proposition 3.1",
     verdict="refuted",
-    conditions="an upper bound falls with distance, and so do products of a query and a key that are equal. But for "
+    conditions="an upper bound falls with distance, and so does the product of a query with an equal key. But for "
     "each distance there is a key whose product is largest there, and for random queries and keys the products are as "
     "large at any distance",
 )

@@ -27,7 +27,7 @@ def weights_of(query: Tensor, key: Tensor, mask: Mask | None = None, bias: Tenso
 
 
 def centred_logs(weights: Tensor) -> Tensor:
-    """Return the logarithms of the weights, centred row by row: the part of the scores that softmax uses."""
+    """Return the logarithms of the weights, centred row by row, which is the part of the scores that softmax uses."""
     logits = weights.log()
     return logits - logits.mean(-1, keepdim=True)
 
@@ -41,7 +41,7 @@ def spread_of_rows(x: Tensor) -> float:
     latex=r"\mathrm{rank}\,\mathrm{softmax}(QK^\top/\sqrt{d_k})\le d_k",
     source="tutorials; against it Bhojanapalli et al. 2020, arXiv:2002.07028",
     verdict="refuted",
-    conditions="the rank of QKᵀ is d_k at most; exp is taken entry by entry and does not keep rank",
+    conditions="the rank of QKᵀ is d_k at most; exp is applied entry by entry and does not preserve rank",
 )
 def attention_has_low_rank(
     draw: Draw,
@@ -60,7 +60,7 @@ def attention_has_low_rank(
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Return an approximate rank: the number of singular directions that contain ``share`` of the energy.
+    """Return the number of singular directions that contain ``share`` of the energy, as an approximate rank.
 
     The energy is the sum of the squared singular values.
     """
@@ -84,8 +84,8 @@ def trained_heads() -> dict[str, list[Tensor]]:
     source="tutorials; Wang et al. 2020, arXiv:2006.04768, section 3 and figure 1, for RoBERTa",
     verdict="holds if",
     conditions="it refers to most trained heads, above all in the later layers: heads that attend to one neighbour, "
-    "as in the first layer of the encoder, need most of n directions. Random scores of variance 1 need as few, so it "
-    "says little about learning",
+    "as in the first layer of the encoder, need most of the n directions. Random scores of variance 1 need equally "
+    "few, so low rank says little about learning",
 )
 def attention_is_approximately_low_rank(
     draw: Draw,
@@ -180,8 +180,8 @@ def causal_attention_is_invertible(
     source="Dong et al. 2021, arXiv:2103.03404; on the sphere Geshkovski et al. 2023, arXiv:2312.10794",
     verdict="holds if",
     conditions="there is neither a skip connection nor a feed-forward network, the weights stay bounded and W_v does "
-    "not expand: it is the output that collapses, not A. With W_v = 2 I and orthonormal tokens nothing collapses; "
-    "and a skip connection does not prevent it where tokens are normalised to one length",
+    "not expand: it is the output that collapses, not A. With W_v = 2 I and orthonormal tokens nothing collapses; and "
+    "a skip connection does not prevent it if tokens are normalised to the same length",
 )
 def stacks_collapse(
     draw: Draw, *, skip: float = 0.0, residual: float = 1.0, expansion: float = 2.0, pull: float = 1.0

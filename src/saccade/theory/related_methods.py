@@ -15,7 +15,7 @@ from saccade.vision import CBAM, ChannelAttention, NonLocal, SpatialAttention
 
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
-    """Compute non-local means by definition: averages of pixels, weighted by exp(-|P_i - P_j|²/h²) for patches P."""
+    """Compute non-local means by definition, averaging pixels with the weights exp(-|P_i - P_j|²/h²) for patches P."""
     weights = (-(patches[:, None] - patches[None]).square().sum(-1) / h**2).exp()
     return weights @ pixels / weights.sum(-1, keepdim=True)
 
@@ -30,8 +30,8 @@ def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Ten
     latex=r"s=\sigma(W_2\,\delta(W_1 z))\ \text{is attention with}\ q=k=z",
     source="tutorials; Hu et al. 2018, arXiv:1709.01507, section 3",
     verdict="refuted",
-    conditions="as a matrix it is diag(s): no channel reads another, and rows sum to a gate between 0 and 1, "
-    "not to 1. It is a gate",
+    conditions="as a matrix it is diag(s): no channel reads another, and each row sums to its gate between 0 and 1, "
+    "not to 1. It is gating, not attention",
 )
 def squeeze_and_excitation_is_attention(
     draw: Draw,
@@ -115,8 +115,8 @@ def spatial_attention_compares_all_positions(
     r"=\mathrm{softmax}\!\Bigl(\tfrac{2P_i\cdot P_j-\lVert P_j\rVert^2}{h^2}\Bigr)x",
     source='Buades, Coll and Morel 2005, "A non-local algorithm for image denoising"',
     verdict="holds if",
-    conditions="scores count the norm of the key (a Gaussian score), or all patches have one norm: otherwise plain dot "
-    "products give other weights",
+    conditions="scores include the norm of the key (a Gaussian score), or all patches have the same norm: otherwise, "
+    "plain dot products give different weights",
 )
 def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
     """Non-local means denoising is attention between patches."""
@@ -148,10 +148,9 @@ def precision_weighted(prior: Tensor, seen: Tensor, variances: Tensor) -> Tensor
     latex=r"m=\mathrm{softmax}(-\log P,-\log R)\cdot(m^-,z)",
     source="tutorials; Kalman 1960; for transformers Goel and Bartlett 2024, arXiv:2312.06937",
     verdict="holds if",
-    conditions="prediction and observation are both keys and values, the logarithms of their precisions are the "
-    "bias, and covariances are diagonal. With the observation as the only key attention gives the "
-    "observation; with correlations the weights are matrices, and the estimate may leave the range of "
-    "prediction and observation",
+    conditions="prediction and observation are both keys and values, the logarithms of their precisions are the bias, "
+    "and covariances are diagonal. If the observation is the only key, attention returns the observation; with "
+    "correlations the weights are matrices, and the estimate may leave the range of prediction and observation",
 )
 def kalman_update_is_attention(
     draw: Draw,

@@ -54,7 +54,7 @@ def softmax_naively(scores: Tensor) -> Tensor:
 
 
 def movability(scores: Tensor) -> Tensor:
-    """Return the trace of the Jacobian of softmax, 1 - |p|²: how strongly weights react to scores."""
+    """Return the trace of the Jacobian of softmax, 1 - |p|², which measures how strongly weights react to scores."""
     return 1 - scores.softmax(-1).square().sum(-1)
 
 
@@ -111,8 +111,8 @@ def variance_of_dot_products(
     latex=r"\mathrm{Var}(q\cdot k)=d_k",
     source=_VASWANI + ", footnote 4",
     verdict="holds if",
-    conditions="q and k are independent of each other, and their entries have mean 0, variance 1 and, in one of the "
-    "two at least, no correlation: at the start of training, not after it",
+    conditions="q and k are independent of each other, their entries have mean 0 and variance 1, and the entries of "
+    "at least one of the two are uncorrelated: at the start of training, not after it",
 )
 def variance_is_d_k(
     draw: Draw,
@@ -195,8 +195,9 @@ def unscaled_gradients_vanish(
     latex=r"\Bigl\lVert\frac{\partial o}{\partial q}\Bigr\rVert\to 0\ \text{or}\ \to\infty",
     source="tutorials, on leaving out the scale",
     verdict="holds if",
-    conditions="it refers to gradients by the query, and d_k is large: those of most queries vanish, those of the "
-    "few with two scores close together grow as √d_k; so the mean norm stays finite, the mean square grows as √d_k",
+    conditions="it refers to gradients with respect to the query, and d_k is large: those of most queries vanish, and "
+    "those of the few queries with two close scores grow as √d_k, so the mean norm stays finite and the mean square "
+    "grows as √d_k",
 )
 def unscaled_gradients_vanish_or_explode(
     draw: Draw, *, scale: Callable[[int], float] = inverse_root, unscaled: Callable[[int], float] = lambda d: 1.0
@@ -232,7 +233,8 @@ def unscaled_gradients_vanish_or_explode(
     source="tutorials; for the remedy Blanchard, Higham and Higham 2021, on computing softmax accurately",
     verdict="holds if",
     conditions="softmax is computed naively, as exp over its sum. Subtracting the largest score of the row, as every "
-    "library does, keeps it exact without a scale; and scores that are large for another reason overflow with it",
+    "library does, keeps it exact without a scale; and scores that are large for another reason overflow even with "
+    "the scale",
 )
 def scaling_keeps_numbers_stable(
     draw: Draw,
@@ -241,7 +243,7 @@ def scaling_keeps_numbers_stable(
     naive: Callable[[Tensor], Tensor] = softmax_naively,
     shifted: Callable[[Tensor], Tensor] = lambda scores: scores.softmax(-1),
 ) -> Measurements:
-    """Scaling keeps the numbers stable."""
+    """Scaling the scores keeps softmax numerically stable."""
     width = 1024
     query, key = draw.normal(256, width), draw.normal(256, width)
     products = query @ key.T
@@ -271,7 +273,7 @@ def entropy_of_normal_scores(
     law: Callable[[int, float], float] = law_of_entropy,
     softmax: Callable[[Tensor], Tensor] = lambda scores: scores.softmax(-1),
 ) -> Measurements:
-    """Normal scores with standard deviation σ over n keys leave ln n - σ²/2 nats of entropy."""
+    """Softmax over n normal scores with standard deviation σ has an entropy of about ln n - σ²/2 nats."""
     keys, rows = 4096, 64
     normal = draw.normal(rows, keys)
     entropy = {sigma: torch.special.entr(softmax(sigma * normal)).sum(-1) for sigma in (0.25, 0.5, 1.0, 4.0, 8.0)}

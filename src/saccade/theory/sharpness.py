@@ -1,4 +1,4 @@
-"""Claim that softmax can put most of the weight on one of many keys, and a retrieval layer trained on few keys."""
+"""Claim that softmax can put most weight on one of many keys, with a retrieval layer that is trained on few keys."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def retrieval_weights(lengths: tuple[int, ...], factor: Callable[[int], float], 
     latex=r"|s_j|\le c\ \Rightarrow\ \max_j p_j\le\frac{1}{1+(n-1)e^{-2c}}",
     source="Veličković et al. 2024, arXiv:2410.01104; for the factor Chiang and Cholak 2022, arXiv:2202.12172",
     verdict="holds if",
-    conditions="the scores grow with ln n: bounded scores spread all weight as n grows, and tokens of one length and "
-    "fixed weights bound them. A layer trained to find one of 16 keys gives it 0.9 of the weight, and 0.12 among 1,024 "
-    "keys; with its scores multiplied by ln n / ln 16 it is as sharp as before",
+    conditions="the scores grow with ln n: with bounded scores, every weight vanishes as n grows, and tokens of equal "
+    "length with fixed weights have bounded scores. A layer trained to find one of 16 keys gives it 0.9 of the "
+    "weight, and 0.12 among 1,024 keys; with its scores multiplied by ln n / ln 16 it is as sharp as before",
 )
 def softmax_stays_sharp(
     draw: Draw,

@@ -29,10 +29,10 @@ def weights_as_printed(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
     latex=r"q\cdot k=\tfrac12\bigl(|q|^2+|k|^2-|q-k|^2\bigr)",
     source="tutorials; against it, for keys of several lengths, Ram and Gray 2012, on search by inner products",
     verdict="holds if",
-    conditions="all keys have the same length: then the nearest key has the largest product, of unit "
-    "vectors the cosine. Otherwise long keys win. Between tokens it needs W_q W_kᵀ to be a positive multiple of the "
-    "identity as well: else the score is not even symmetric, and with W_k = -W_q the most similar token gets the "
-    "lowest. It measures what the query seeks, which need not be similar to it",
+    conditions="all keys have the same length: then the nearest key has the largest product, which is the cosine for "
+    "unit vectors. Otherwise, long keys win. Between tokens, W_q W_kᵀ must also be a positive multiple of the "
+    "identity: otherwise the score is not even symmetric, and with W_k = -W_q the most similar token gets the lowest "
+    "score. The score measures what the query seeks, which need not be similar to the query",
 )
 def dot_products_show_similarity(
     draw: Draw,
@@ -81,8 +81,9 @@ def pseudoinverses(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     latex=r"W_Q=X^+,\ W_K=Y^+\ \Rightarrow\ (XW_Q)(YW_K)^\top=I",
     source="tutorials; Radford et al. 2021, arXiv:2103.00020, train such maps for texts and images, without attention",
     verdict="holds if",
-    conditions="the projections map both codes to one space, which training has to find: here they are the inverses of "
-    "the codes. Random projections align nothing. That trained models align texts with images is not measured",
+    conditions="the projections map both codes to one space, which training has to find: here they are the "
+    "pseudoinverses of the codes. Random projections align nothing. Whether trained models align texts with images is "
+    "not measured",
 )
 def cross_attention_aligns_codes(
     draw: Draw,

@@ -1,4 +1,4 @@
-"""Claim about the reason for attention sinks, and a small layer in which many queries have nothing to read."""
+"""Claim about the reason for attention sinks, with a small trained layer in which many queries have nothing to read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_sink_logit(scores: Tensor, number: Tensor, start: float = 0.0) -> Tenso
 
 
 def sigmoid(scores: Tensor, number: Tensor) -> Tensor:
-    """Return the sigmoid of the scores minus ln n: weights that need not sum to 1."""
+    """Return the sigmoid of the scores minus ln n, as weights that need not sum to 1."""
     return torch.sigmoid(scores - math.log(scores.shape[-1]))
 
 
@@ -110,8 +110,8 @@ def trained_to_idle(weigh: Weigh, always: bool, seeds: int = 4) -> Sink:
     "task Guo et al. 2024, arXiv:2410.13835",
     verdict="holds if",
     conditions="many queries have nothing to read, as in this task: a layer then gives the first token nearly all "
-    "their weight, and a value near 0. With weights by a sigmoid, with a sink logit that starts at 5, or with "
-    "something to read for every query, there is no sink. A sink logit that starts at 0 need not prevent it",
+    "their weight, and a value near 0. With sigmoid weights, with a sink logit that starts at 5, or with something to "
+    "read for every query, there is no sink. A sink logit that starts at 0 need not prevent it",
 )
 def sinks_come_of_having_to_sum_to_one(
     draw: Draw,

@@ -49,9 +49,9 @@ def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
     latex=r"\sum_j p_j=1,\quad p_j>0,\quad \mathrm{softmax}(s+c)=\mathrm{softmax}(s)",
     source="by definition",
     verdict="holds",
-    conditions="positive in exact arithmetic: in float64 a score 746 below the largest has weight 0, in float32 one "
-    "of 104 below. The order is that of one row; weights of two rows do not compare. A factor, unlike a constant, "
-    "changes the weights",
+    conditions="positive in exact arithmetic: in float64, a score 746 below the largest has weight 0, and in float32 "
+    "a score 104 below. The order holds within one row; weights of different rows are not comparable. A factor, "
+    "unlike a constant, changes the weights",
 )
 def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tensor] = softmax) -> Measurements:
     """Softmax gives weights above 0 that sum to 1, keep the order of the scores and ignore a constant added to them."""

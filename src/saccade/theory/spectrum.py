@@ -31,8 +31,8 @@ def _random_weights(draw: Draw, n: int) -> Tensor:
     source="Perron and Frobenius; Dobrushin 1956",
     verdict="holds if",
     conditions="there are as many queries as keys (other matrices have no eigenvalues), no empty rows, no dropout and "
-    "no sink logit. Without a mask 1 is a simple eigenvalue, and the others may be complex; if two texts are packed, "
-    "1 is an eigenvalue twice, and the vector of ones is not the only one",
+    "no sink logit. Without a mask 1 is a simple eigenvalue, and the others may be complex; if two sequences are "
+    "packed, 1 is a double eigenvalue, and the vector of ones is not its only eigenvector",
 )
 def largest_eigenvalue_is_one(
     draw: Draw,

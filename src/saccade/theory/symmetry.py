@@ -19,9 +19,9 @@ from saccade.theory.measurement import Measurements, apart, same
     latex=r"\mathrm{Attn}(PX)=P\mathrm{Attn}(X)",
     source="tutorials; Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds if",
-    conditions="nothing distinguishes positions: a causal mask, a relative bias or positions added to the tokens break "
-    "it. So it suits sets in which no token occurs twice: every token as often again changes no output, so it "
-    "cannot count",
+    conditions="nothing distinguishes positions: a causal mask, a relative bias or positions added to the tokens "
+    "break it. Attention therefore suits sets in which no token occurs twice: if every token is repeated equally "
+    "often, no output changes, so attention cannot count",
 )
 def permutation_equivariance(
     draw: Draw, *, mask: Mask | None = None, attention: Callable[..., Tensor] = attention

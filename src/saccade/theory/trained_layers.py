@@ -228,11 +228,11 @@ def several_heads_beat_one(
     source="tutorials (the necessity of scaling); Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1, which suspects "
     "small gradients",
     verdict="holds if",
-    conditions="the start of training is meant, with entries of q and k of variance about 1, and a task in which one "
-    "of many tokens is to be found: a layer without the scale then learns hardly more than chance. As to what can be "
-    "computed, the scale is not necessary: W_Q can hold it. If W_Q starts smaller by 1/√d_k, an easy task is learned "
-    "without the scale; a harder one is not at the same rate of Adam, whose steps do not become smaller with the "
-    "weights",
+    conditions="it refers to the start of training, with entries of q and k of variance about 1, and to a task in "
+    "which one of many tokens must be found: a layer without the scale then learns hardly more than chance. For what "
+    "a layer can compute, the scale is not necessary: W_Q can include it. If W_Q starts smaller by 1/√d_k, an easy "
+    "task is learned without the scale; a harder one is not at the same rate of Adam, whose steps do not become "
+    "smaller with the weights",
 )
 def scaling_is_necessary(
     draw: Draw,
@@ -270,8 +270,8 @@ def scaling_is_necessary(
     latex=r"\mathrm{Var}_{\text{seed}}(h\ \text{heads})<\mathrm{Var}_{\text{seed}}(1\ \text{head})",
     source="tutorials",
     verdict="holds if",
-    conditions="the learning rate is so high that one head no longer learns: more of the seeds survive with eight. "
-    "At a third of that rate all seeds learn either way, and there is nothing to steady",
+    conditions="the learning rate is so high that one head no longer learns: more of the seeds learn with eight. At a "
+    "third of that rate, all seeds learn either way, and there is no instability to reduce",
 )
 def several_heads_train_more_steadily(draw: Draw, *, layer: Callable[[int], Layer] = attentive) -> Measurements:
     """Several heads make training more stable."""

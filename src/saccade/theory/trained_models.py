@@ -39,7 +39,7 @@ TEXTS = (
 
 
 def keys_needed(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Return the mean fraction of visible keys that receive ``share`` of the attention of a query, ``[heads]``."""
+    """Return the mean fraction of visible keys that together get ``share`` of a query's attention, ``[heads]``."""
     strongest = weights.sort(-1, descending=True).values.cumsum(-1)
     needed = (strongest < share).sum(-1) + 1
     return (needed / (weights > 0).sum(-1)).double().mean(-1)
@@ -103,9 +103,9 @@ def decoder_loss(text: str, change: Callable[[Softmax], Mechanism] = lambda mech
     latex=r"\min\Bigl\{|S|:\textstyle\sum_{j\in S}A_{ij}\ge 0.9\Bigr\}\ll n",
     source="tutorials on sparse attention; Child et al. 2019, arXiv:1904.10509, section 4.1, by looking at layers",
     verdict="holds if",
-    conditions="the sequence is long, or the head attends to one neighbour: such heads of the encoder need two keys in "
-    "a hundred for 90 % of their attention. Of the keys that it sees, the median head of the small decoder needs 42 % "
-    "in the first 75 tokens of a text, and 20 % after 150; the broadest head needs four fifths at every length",
+    conditions="the sequence is long, or the head attends to one neighbour: such heads of the encoder need 2 % of the "
+    "keys for 90 % of their attention. Of the keys that it sees, the median head of the small decoder needs 42 % in "
+    "the first 75 tokens of a text, and 20 % after 150; the broadest head needs four fifths at every length",
 )
 def trained_attention_is_sparse(
     draw: Draw,
@@ -137,8 +137,8 @@ def trained_attention_is_sparse(
     source="tutorials on sparse attention; for language models Tang et al. 2024, arXiv:2406.10774",
     verdict="holds if",
     conditions="the tokens are chosen for each query by its scores, and half of them remain: the small decoder then "
-    "loses 0.03 nats a token at most, on three texts of about a hundred tokens. A quarter costs it 0.2 nats, half of "
-    "the keys drawn at random 0.3 or more",
+    "loses at most 0.03 nats per token, on three texts of about a hundred tokens. With a quarter it loses 0.2 nats, "
+    "and with half of the keys drawn at random 0.3 or more",
 )
 def most_tokens_matter_little(
     draw: Draw,
@@ -166,9 +166,9 @@ def most_tokens_matter_little(
     latex=r"A^{(h)}\neq A^{(h')}:\ \text{some near, some far}",
     source="tutorials; Clark et al. 2019, arXiv:1906.04341, section 3, for BERT",
     verdict="holds",
-    conditions="measured on both bundled models: heads for the previous token, and broad ones. Three heads or more of "
-    "each put half of their attention on tokens at most three away, where equal weights put a tenth. Heads that start "
-    "equal stay equal (each-head-learns-another-subspace)",
+    conditions="measured on both bundled models, which have heads for the previous token and broad heads. At least "
+    "three heads of each put half of their attention on tokens at most three away, where equal weights would put a "
+    "tenth. Heads that start equal stay equal (each-head-learns-another-subspace)",
 )
 def heads_learn_different_patterns(
     draw: Draw, *, heads: Callable[[], dict[str, list[Tensor]]] = trained_heads
@@ -313,8 +313,8 @@ def _maps_of(attended: Maps, parsed: list[Parsed]) -> list[Tensor]:
     verdict="holds if",
     conditions="measured on all-MiniLM-L6-v2: one head attends from the object to its verb, one from the determiner "
     "to its noun, at any distance, in more than nine sentences of ten. From a verb to a subject that other words "
-    "separate from it, the example of the tutorials, the best head does so in four of ten: less reliably, though in "
-    "five times as many as by chance",
+    "separate from it, the example of the tutorials, the best head does so in four of ten: less reliably, but five "
+    "times as often as by chance",
 )
 def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm, count: int = 60) -> Measurements:
     """Some heads follow syntax: subjects, verbs, objects."""
@@ -367,8 +367,8 @@ _OPPOSITES = (
     latex=r"A_{ij}>A_{ij'},\quad j\ \text{synonym of}\ i,\ j'\ \text{not}",
     source="tutorials; no reference is given, and none is known to us",
     verdict="holds if",
-    conditions="related words are meant: measured on all-MiniLM-L6-v2, one head attends from a word to its synonym, "
-    "and equally to its antonym. It links related words and does not distinguish the two",
+    conditions="it refers to related words: measured on all-MiniLM-L6-v2, one head attends from a word to its "
+    "synonym, and equally to its antonym. It links related words and does not distinguish the two",
 )
 def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm) -> Measurements:
     """Some heads link words with the same meaning."""

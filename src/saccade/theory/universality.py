@@ -55,7 +55,7 @@ def built(
 def parity_by_counting(bits: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
     """Return the parity of each row of bits ``[rows, n]``, by a head with equal weights and a layer of n hidden units.
 
-    The head counts: its output is the number of ones over n. The units are relus that make the count a zigzag.
+    The output of the head is the number of ones divided by n. The hidden units are relus that sum to a zigzag function.
     """
     n = bits.shape[1]
     value = bits[:, None, :, None]
@@ -79,11 +79,11 @@ def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
     r"\le\varepsilon",
     source="Yun et al. 2020, arXiv:1912.10077, theorems 2 and 3, for continuous functions on compact sets",
     verdict="holds if",
-    conditions="the length is fixed; the size is not limited (here one hidden unit for each sequence and position, "
-    "n mⁿ of them); there are positions, since otherwise the function must treat permuted sequences alike; and "
+    conditions="the length is fixed; the size is not limited (here one hidden unit for each sequence and position, n "
+    "mⁿ of them); positions are encoded, since otherwise the function must treat permuted sequences alike; and "
     "something computes a relu: a feed-forward layer, or heads with two keys (Huben and Morris 2023, "
-    "arXiv:2309.08593). The theorem bounds an L^p distance, not the error at every X; on finitely many sequences it is "
-    "0. It says that weights exist, not that training finds them",
+    "arXiv:2309.08593). The theorem bounds an L^p distance, not the error at every X; on finitely many sequences it "
+    "is 0. It says that weights exist, not that training finds them",
 )
 def transformers_are_universal(
     draw: Draw,

@@ -46,7 +46,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """The result of `verify`: the findings of all claims.
+    """The result of `verify`, with the findings for each claim.
 
     Attributes:
         findings: one finding per claim and seed; a check without random numbers runs once.

@@ -57,7 +57,7 @@ def as_numbers(argument: str, values: object) -> Array:
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
-    """Pool an array for a figure to at most ``[rows, columns]``; each cell gets the value farthest from 0 in its group.
+    """Pool an array to at most ``[rows, columns]``, for a figure; each cell gets its group's value farthest from 0.
 
     A mean would almost erase a thin diagonal. NaN is ignored if a group contains any number.
     """
@@ -70,7 +70,7 @@ def max_pool(matrix: Array, rows: int, columns: int) -> Array:
 
 
 def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of the colour scale of an array: `limits`, or ends computed from the values.
+    """Return the two ends of an array's colour scale, which are ``limits`` or computed from the values.
 
     If all values have the same sign, one end is 0, so that a weight's colour shows its size.
     """
@@ -88,7 +88,7 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
 
 
 def contrast_limits(values: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of a colour scale with a bar: ``limits``, or ends computed from the values.
+    """Return the two ends of a colour scale with a bar, which are ``limits`` or computed from the values.
 
     Values of both signs get a scale that is symmetric around 0. Otherwise, the scale starts at 0. If the smallest value
     is above half of the largest, the scale starts at the smallest value instead, because all colours would otherwise be
@@ -106,7 +106,7 @@ def contrast_limits(values: Array, limits: tuple[float, float] | None) -> tuple[
 
 
 def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of a logarithmic colour scale: `limits`, or four decades up to the largest value.
+    """Return the two ends of a logarithmic colour scale, ``limits`` or four decades up to the largest value.
 
     Raises:
         ValueError: limits are not above 0, or no value is above 0.
@@ -160,7 +160,7 @@ def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
 
 
 def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = False) -> tuple[float, float, bool]:
-    """Return the colour scale of an array as three values: its two ends, and whether some values exceed it.
+    """Return the two ends of an array's colour scale, and whether some values exceed it.
 
     If there are values of both signs, the scale is symmetric around 0.
     """
@@ -174,7 +174,7 @@ def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = Fa
 
 
 def robust_top(cells: Array) -> float:
-    """Return the upper end of a colour scale: the largest weight, unless a few keys or queries are outliers.
+    """Return the upper end of a colour scale, which ignores the weights of a few keys and queries that are outliers.
 
     A column is a *sink* if at least half of the rows give it five times the mean weight. Sinks are ignored, and so are
     the 5 % of rows with the largest weights outside sinks. If all other weights are below half of the largest weight,

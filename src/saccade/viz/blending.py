@@ -26,7 +26,7 @@ def blend(grey: Array, weights: Array, limits: tuple[float, float], opacity: flo
 
     Args:
         grey: the image, from 0 to 1, broadcastable to the weights.
-        weights: warm colours for weights up to the upper limit; cold ones for those below 0.
+        weights: the weights; negative weights get cold colours, all others warm colours.
         limits: the values at the two ends of the scale; see `saccade.viz.arrays.contrast_limits`.
         opacity: opacity of the strongest colour.
     """
@@ -40,7 +40,7 @@ def blend(grey: Array, weights: Array, limits: tuple[float, float], opacity: flo
 
 
 def add_blended_scale(canvas: Canvas, grey: Array, limits: tuple[float, float], opacity: float) -> "Axes":
-    """Draw the scale of a blended image next to it: weights from bottom to top, brightness from left to right.
+    """Draw the scale of a blended image next to it, with weights from bottom to top and brightness from left to right.
 
     The scale blends each weight with every brightness of the image, so it contains every colour of the image.
     """

@@ -143,7 +143,7 @@ def _wrapped_text(text: str, width: float, size: float) -> tuple[str, list[str]]
 
 
 def colours(*, signed: bool = False) -> "Colormap":
-    """Return the colour map of all figures: white for 0, then reversed magma with evenly decreasing lightness.
+    """Return the colour map of all figures, from white for 0 to reversed magma with evenly decreasing lightness.
 
     The order of the colours is preserved in greyscale. With ``signed``, white is in the middle of the scale, and values
     below 0 are blue, darker the farther they are from 0.
@@ -180,7 +180,7 @@ def blank() -> Canvas:
 
 
 def dress(axes: "Axes") -> None:
-    """Style the axes of a figure: two dark axis lines instead of a frame, and small numbers."""
+    """Style the axes of a figure with two dark axis lines instead of a frame, and small numbers."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
@@ -195,14 +195,14 @@ def save(figure: "Figure", path: str | os.PathLike[str], *, width: int | None = 
     Args:
         figure: a figure of this module, or any figure of matplotlib.
         path: the file.
-        width: width of a PNG file in pixels, such as 1920 for a slide; lines and letters grow with it. By default, the
-            resolution that matplotlib is set to. SVG and PDF files have no pixels.
+        width: width of a PNG file in pixels, such as 1920 for a slide; lines and letters grow with it. By default,
+            matplotlib's configured resolution determines the width. SVG and PDF files have no pixels.
 
     Returns:
         The path of the file.
 
     Raises:
-        ValueError: matplotlib does not support the format, or ``width`` is given for another format than PNG.
+        ValueError: matplotlib does not support the format, or ``width`` is given for a format other than PNG.
         OSError: the folder does not exist or is not writable.
     """
     destination = Path(path)

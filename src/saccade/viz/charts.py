@@ -37,7 +37,7 @@ def profile(
     y_name: str = "",
     log: bool = False,
 ) -> "Figure":
-    """Draw a profile: a line of numbers, such as the attention that keys receive or a `saccade.statistics.LagProfile`.
+    """Draw a line chart of numbers, such as the attention that keys receive or a `saccade.statistics.LagProfile`.
 
     If there are more points than pixels, the line follows the largest number in each group of neighbours, and a shaded
     area reaches down to the smallest, so that even a single peak stays visible.

@@ -164,7 +164,7 @@ def _warn_once(missing: set[str]) -> None:
 
 
 def _callers_level() -> int:
-    """Return the ``stacklevel`` of the font warning: the number of stack frames between it and the user's code."""
+    """Return the number of stack frames between the font warning and the user's code, as its ``stacklevel``."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "saccade":
         level, frame = level + 1, frame.f_back

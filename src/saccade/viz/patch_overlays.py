@@ -22,8 +22,8 @@ from saccade.viz.pooled_maps import check_batch_and_head
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SIDE, _GAP, _NAME = 330, 18, 26  # pixels: longer side of a picture, gap between pictures, space for a name
-_ACROSS = 4  # maximum number of pictures in a row
+_SIDE, _GAP, _NAME = 330, 18, 26  # pixels: longer side of an image, gap between images, space for a name
+_ACROSS = 4  # maximum number of images in a row
 _MAX_PREFIX = 8  # maximum number of keys (class and register tokens) that are skipped before the patches
 
 Queries = int | range | Mapping[str, int | range]
@@ -47,7 +47,7 @@ def overlay(
     """Draw the patches of an image that words attend to: first the image, then the image under each word's weights.
 
     The patches are drawn as the model sees them, in squares. All words share one colour scale. Its bar shows weight
-    from bottom to top and the image's brightness from left to right, so it contains every colour of the picture. If the
+    from bottom to top and the image's brightness from left to right, so it contains every colour of the figure. If the
     smallest weight is above half of the largest, the scale starts at the smallest weight instead of 0.
 
     Args:

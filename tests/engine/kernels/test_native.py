@@ -158,7 +158,7 @@ print(saccade.AttentionMatrix(x.double(), x.double(), masks.Causal()).explain().
         run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         said.append(run.stdout)
     assert said[0] == "native\n('it has no float64',)\n"
-    assert said[1] == "fused\n('SACCADE_CPU=off leaves it out',)\n"
+    assert said[1] == "fused\n('SACCADE_CPU=off disables it',)\n"
 
 
 def test_a_missing_installation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,10 +319,10 @@ def test_inputs_are_converted_if_enough_queries_repay_it(dtype: torch.dtype, mon
         return verdict.should_skip
 
     assert reasons(enough // 2) == ()  # two query heads share each key
-    assert reasons(enough // 2 - 1)[0].startswith(f"{enough - 2} queries per key do not repay converting")
+    assert reasons(enough // 2 - 1)[0].startswith(f"{enough - 2} queries per key are too few to repay converting")
     assert reasons(enough, is_slow=False)[0].startswith(f"torch multiplies {str(dtype)[6:]}")
     assert reasons(1, impl="native") == ()
     assert reasons(1, trains=True) == ()
     bias = torch.zeros(1, 1, 1, 4096, dtype=dtype)
     assert reasons(2, bias=bias) == ()
-    assert reasons(1, bias=bias)[0].startswith("2 queries per key do not repay converting")
+    assert reasons(1, bias=bias)[0].startswith("2 queries per key are too few to repay converting")

@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_definition():
 
 @pytest.mark.ci
 def test_in_a_program_it_stays_outside():
-    """By name it is not an operation of its own; `auto` takes another kernel there."""
+    """By name it cannot be one operation of a graph; `auto` takes another kernel there."""
     query, key, value = inputs()
 
     def product(q):
@@ -89,7 +89,7 @@ def test_in_a_program_it_stays_outside():
 
     torch.testing.assert_close(torch.compile(product, backend="aot_eager")(query), product(query))
     torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match='impl="sdpa" is not an operation of its own'):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match='impl="sdpa" cannot be one operation of a graph'):
         torch.compile(product, backend="aot_eager", fullgraph=True)(query)
 
 

@@ -115,7 +115,7 @@ def test_unsupported_inputs_are_refused():
         "it has no dropout",
         "it has no softcap and no bias",
     )
-    with pytest.raises(sc.UnsupportedError, match="it supports windows over whole texts"):
+    with pytest.raises(sc.UnsupportedError, match="it supports windows over full sequences"):
         sc.attention(half[:, :, 3:], half, half, masks.Causal(), impl="varlen")
     with pytest.raises(sc.UnsupportedError, match="its lse has no gradient"):
         sc.attention_with_lse(half, half, half, masks.Causal(), impl="varlen")

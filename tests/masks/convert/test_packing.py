@@ -73,9 +73,18 @@ def test_targets_are_the_next_tokens_of_each_text():
     assert logits.grad.abs().sum(-1).eq(0)[0].nonzero()[:, 0].tolist() == [4, 5, 14]
 
 
-def test_targets_of_vectors_are_refused():
+def test_shifted_labels_are_the_targets():
+    packed = sc.pack([torch.randint(50, (n,), dtype=torch.int32) for n in (5, 0, 1, 9, 0)])
+    labels = packed.labels()
+    assert labels.dtype == torch.int64
+    assert labels[0, 0] == -100
+    assert torch.equal(labels[:, 1:], packed.targets()[:, :-1])  # what a model that shifts its labels compares
+
+
+@pytest.mark.parametrize("method", [sc.Packed.targets, sc.Packed.labels])
+def test_targets_of_vectors_are_refused(method):
     with pytest.raises(TypeError, match=r"packed must contain token ids, ints \[1, total\]; got \[1, 18, 16\] torch"):
-        sc.pack(texts()).targets()
+        method(sc.pack(texts()))
 
 
 def test_properties_of_a_pack():
@@ -92,7 +101,7 @@ def test_properties_of_a_pack():
 
 REFUSED = {
     "a batch": (lambda: sc.pack(torch.zeros(2, 3, 4)), "be a list of tensors [length, ...]; got Tensor"),
-    "nothing": (lambda: sc.pack([]), "contain at least one text"),
+    "nothing": (lambda: sc.pack([]), "contain at least one tensor"),
     "widths": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 4)]), "differ only in length"),
     "dtypes": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 3).double()]), "differ only in length"),
     "numbers": (lambda: sc.pack([torch.tensor(1.0)]), "differ only in length"),

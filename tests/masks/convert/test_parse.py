@@ -88,7 +88,7 @@ WRONG = {
     "longformer": r"contain numbers that the mask accepts; got longformer\.(.|\n)*longformer: each_side must be given",
     "documents": r"contain numbers that the mask accepts; got documents\.(.|\n)*not be empty; got none",
     "documents(4000000000)": r"contain numbers that the mask accepts; got documents\.(.|\n)*add up to less than",
-    "padding": r"contain numbers that the mask accepts; got padding\.(.|\n)*contain one for each batch item",
+    "padding": r"contain numbers that the mask accepts; got padding\.(.|\n)*contain a length for each batch item",
     "causal | padding(1, 2) & padding(1, 2, 3)": r"join masks that fit together; got "
     r"padding\.\n.*\n {13}\^\n.*\[2, 3\]",
     "causal & \x1b[31m": r"have a mask here; got \\x1b\.\n    causal & \\x1b\[31m\n             \^",
@@ -172,7 +172,7 @@ WRONG_ARGUMENTS = {
     "Global(positions=(causal, 0))": r"contain numbers that the mask accepts; got Global\.(.|\n)*\(Causal\(\), 0\)",
     "Global((3))": r"have a mask here; got 3\.",
     "Window(left=4, right=0, right=1)": r"give each argument once; got right\.\n(.|\n)*\n {28}\^$",
-    "Window(right=0, 4)": r"name every argument behind a named one; got 4\.",
+    "Window(right=0, 4)": r"name every argument after a named one; got 4\.",
     "Window(4)": r"contain numbers that the mask accepts; got Window\.(.|\n)*Hint: write Window\(left, right\)$",
     "Padding((3,), side='middle')": r"contain numbers that the mask accepts; got Padding\.(.|\n)*side",
     "Padding((3,), side='left)": r"have a mask here; got '\.",

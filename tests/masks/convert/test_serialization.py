@@ -127,7 +127,7 @@ def test_a_program_of_another_process_names_what_is_not_there() -> None:
     written = encode(Mirror(3, masks.Causal()))
     code = f"from saccade.masks.convert.serialize import decode; decode({written[0]}, [])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"it was made with Mirror of {__name__}, which is not defined in this process" in done.stderr
+    assert f"it uses Mirror of {__name__}, which is not defined in this process" in done.stderr
     done = subprocess.run(
         [sys.executable, "-c", f"import {__name__}; {code}"], capture_output=True, text=True, check=False
     )

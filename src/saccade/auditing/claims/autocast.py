@@ -24,8 +24,8 @@ def autocast(measured: ModelMeasurements) -> Iterator[ClaimResult]:
     """Check a model under autocast: what its rows depend on, their values, and equivalent ways of running it.
 
     The allowed difference is derived from the rounding of bfloat16: four times the effect, on this model under
-    autocast, of one rounding in the result of every module and in every weight matrix. Ways of running that are not
-    equal without autocast are left out.
+    autocast, of one rounding in the result of every module and in every weight matrix. Ways of running that already
+    differ without autocast are left out.
     """
     yield _reach(measured)
     yield _as_without(measured)
@@ -66,7 +66,7 @@ def _reach(measured: ModelMeasurements) -> ClaimResult:
 
 
 def _as_without(measured: ModelMeasurements) -> ClaimResult:
-    """Check that rows under autocast are those without it, up to the rounding of bfloat16."""
+    """Check that rows are equal with and without autocast, up to the rounding of bfloat16."""
     subject = measured.subject
     name = Message("autocast = {dtype}", dtype=str(subject.rows.dtype).removeprefix("torch."))
     if subject.module is None:

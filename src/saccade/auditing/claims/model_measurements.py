@@ -28,7 +28,7 @@ class ModelMeasurements(NamedTuple):
         checked_rows: the rows to check, bool ``[batch, length]``.
         inputs: the inputs of the model.
         outputs: a function that extracts rows from the model's result.
-        lengths: lengths of packed texts; empty if they were not given.
+        lengths: lengths of packed texts; empty if the caller passed none.
         noise: a function that measures how much rounding changes the outputs.
         seed: seed of all random changes.
     """

@@ -14,7 +14,7 @@ _SHIFT, _STRETCH = 13, 3
 
 
 def positions(measured: ModelMeasurements) -> list[ClaimResult]:
-    """Check that shifting all positions changes nothing if they are relative, and that the model uses its positions.
+    """Check that shifting all positions changes nothing if positions are relative, and that the model uses positions.
 
     The model uses positions if multiplying them by 3 changes the outputs. In models with several position axes, equal
     positions on all axes must also give the same outputs as no explicit positions.

@@ -18,10 +18,10 @@ from saccade.auditing.runner import Runner, Unanswered
 
 
 def training(measured: ModelMeasurements) -> Iterator[ClaimResult]:
-    """Check that running a model in the ways of a training step gives the same rows and gradients as a plain run."""
+    """Check that a model run as in a training step gives the same rows and gradients as in a plain run."""
     try:
         yield from _as_in_inference(measured)
-    except Unanswered as answer:  # models of vectors and functions still run under autocast
+    except Unanswered as answer:  # functions and models of embeddings still run under autocast
         yield ClaimResult("training", "not answered", why=answer.args[0])
     yield from autocast(measured)
 

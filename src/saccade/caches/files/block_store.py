@@ -108,7 +108,7 @@ class BlockFolder:
         return True
 
     def clear(self) -> None:
-        """Remove all block files. If some files may not be removed, remove the rest and raise."""
+        """Remove all block files. If some files may not be removed, remove the rest and raise an error."""
         with self._locked():
             left = [file.path for file in self._files() if not _try_remove(file.path)]
         if left:

@@ -20,7 +20,7 @@ _LARGEST_EMPTY = 1 << 20  # largest axis size of an empty tensor, because the fi
 
 
 class MisfitError(Exception):
-    """The error for a cache file with impossible contents. Its message completes the phrase "a file that …"."""
+    """An error in the contents of a cache file. Its message completes the phrase "a file that …"."""
 
 
 class Leaf(NamedTuple):
@@ -79,22 +79,22 @@ class Contents:
         return Contents({**inner, "kind": self.kind}, self._name, self._tensors)
 
     def count(self, key: str, least: int = 0, most: int = _LARGEST) -> int:
-        """Return an int from the cache file. Raise if it is out of range."""
+        """Return an int from the cache file. Raise an error if it is out of range."""
         number = self.value(key)
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             raise self.misfit(key)
         return number
 
     def count_or_none(self, key: str, least: int = 0, most: int = _LARGEST) -> int | None:
-        """Return an int or None from the cache file. Raise if it is out of range."""
+        """Return an int or None from the cache file. Raise an error if it is out of range."""
         return None if self.value(key) is None else self.count(key, least, most)
 
     def position(self, key: str) -> int:
-        """Return a position or a number of tokens from the cache file. Raise if it is out of range."""
+        """Return a position or a number of tokens from the cache file. Raise an error if it is out of range."""
         return self.count(key, 0, _FARTHEST)
 
     def misfit(self, what: str) -> MisfitError:
-        """Return the error for a part of the cache file that has an impossible size or type."""
+        """Return the error for a part of the cache file that has an invalid size or type."""
         return MisfitError(f"has invalid {what} for a {self.kind}")
 
     def has(self, name: str) -> bool:
@@ -102,7 +102,7 @@ class Contents:
         return self._name + name in self._tensors
 
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
-        """Return whether the saved cache is empty. Raise if the file of an empty cache contains tokens."""
+        """Return whether the saved cache is empty. Raise an error if the file of an empty cache contains tokens."""
         is_empty = self.value("first") is None if not self.has_value("length") else self.position("length") == 0
         has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
         if is_empty and (has_tokens or (self.has_value("next") and self.count("next", 0, 0))):
@@ -166,7 +166,7 @@ class Contents:
         return self.leaf(Leaf("positions", "batch columns", "positions"), {"batch": batch, "columns": columns})
 
     def upcoming(self, batch: int, reached: Tensor | None) -> int | Tensor:
-        """Return each batch item's saved next position. Raise unless it is after ``reached [batch | 1, ...]``."""
+        """Return each item's saved next position. Raise an error unless it is after ``reached [batch | 1, ...]``."""
         reached = torch.empty(1, 0, dtype=torch.int64, device="cpu") if reached is None else reached
         after: int | Tensor = self.position("next") if not self.has("next") else 0
         if self.has("next"):
@@ -177,7 +177,7 @@ class Contents:
         return after
 
     def check_room(self, key: Tensor, value: Tensor, columns: int) -> None:
-        """Raise if a file describes more columns than fit into this machine's memory. Called before allocation."""
+        """Raise an error, before any memory is allocated, if a file describes more columns than fit into memory."""
         column_bytes = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
         if column_bytes * columns > _memory_bytes():
             raise MisfitError(

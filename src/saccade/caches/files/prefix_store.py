@@ -27,8 +27,8 @@ class PrefixStore:
     A sequence is divided into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens,
     all blocks before it and everything else that keys and values depend on: the model's `fingerprint`, the ``salt``
     and the format. So a block is found only if the full sequence up to its end is the same, and never for a different
-    model. A checksum verifies the contents, and the tokens are compared. A damaged file counts as missing and is
-    removed. A file without read permission also counts as missing.
+    model. A checksum verifies the contents, and the stored tokens are compared with those of the sequence. A damaged
+    file counts as missing and is removed. A file without read permission also counts as missing.
 
     Any number of processes may use a folder, and any of them may be killed at any time, because readers only see
     complete files. To stay within ``max_bytes``, the store removes the least recently used blocks, and later blocks of
@@ -114,7 +114,7 @@ class PrefixStore:
             the next. Continue with ``tokens[returned:]``.
 
         Raises:
-            ValueError, UnsupportedError: the cache is not empty, or is of a kind that cannot be filled.
+            ValueError, UnsupportedError: the cache is not empty, or cannot be filled.
         """
         size = self.block_size
         layers = _layers(cache)
@@ -226,7 +226,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 
 def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
-    """Return a layer's cached keys and values. Raise unless they belong to one sequence that starts at position 0."""
+    """Return a layer's cached keys and values. Raise an error unless they are one sequence from position 0 on."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
         raise value_error(
@@ -239,7 +239,7 @@ def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
 
 
 def _layers(cache: Cache | LayerCache) -> list[KVCache]:
-    """Return the caches of all layers. Raise unless each of them stores the keys of all tokens."""
+    """Return the caches of all layers. Raise an error unless each of them stores the keys of all tokens."""
     check_type("cache", cache, (Cache, LayerCache), "be a cache")
     layers: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):

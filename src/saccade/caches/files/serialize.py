@@ -113,7 +113,7 @@ def load_cache(
         ImportError: safetensors is not installed.
         TypeError: not a path.
         ValueError: the file is missing, truncated or damaged, is not a cache, is from a different version or for a
-            different model, or describes an impossible cache.
+            different model, or describes a cache that cannot exist.
     """
     file = checked_path("path", path)
     _check_fingerprint(fingerprint)

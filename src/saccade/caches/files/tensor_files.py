@@ -24,7 +24,7 @@ _PIECE = 1 << 24  # bytes of one write
 
 
 def checked_path(name: str, path: object) -> Path:
-    """Return the path of a tensor file. Raise unless the argument is a string or a path."""
+    """Return the path of a tensor file. Raise an error unless the argument is a string or a path."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if not isinstance(path, str):
@@ -104,7 +104,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Parse the bytes of a tensor file into tensors by name and the description. Raise as `read_tensors` does."""
+    """Parse the bytes of a tensor file into tensors by name and the description. Raise the errors of `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415

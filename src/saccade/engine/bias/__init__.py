@@ -1,3 +1,3 @@
-"""Modifications of the scores: dense biases, distance-dependent biases, score functions and the sink logit."""
+"""Modifications of attention scores: dense biases, distance-dependent biases, score functions and the sink logit."""
 
 __all__: list[str] = []

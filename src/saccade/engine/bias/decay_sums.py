@@ -1,4 +1,4 @@
-"""Decay biases: the sum of the log decays of all tokens after a key, up to the query.
+"""Decay biases. The bias of a pair is the sum of the log decays of all tokens after the key, up to the query.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C.
 """
@@ -13,7 +13,7 @@ from saccade.engine.tiles.grouped_heads import add_at, at, take
 from saccade.plan import Tile
 
 _NARROW_RANGE = 128.0
-"""Largest range of cumulative sums that may be stored in float32: centred at 0, each has an error below 4e-6."""
+"""Largest range of cumulative sums that may be stored in float32. Centred at 0, each sum has an error below 4e-6."""
 
 
 class DecayTerm(Term):
@@ -21,7 +21,7 @@ class DecayTerm(Term):
 
     Args:
         source: float64 ``[B, H, 1, S]``, cumulative sums of the log decays up to and including each key. Only their
-            differences are rounded to the dtype of the scores: the sums grow with the length.
+            differences are rounded to the dtype of the scores, because the sums grow with the length.
         last: int64 ``[B | 1, L]``: for each query, the last key whose decay is included.
         dtype: dtype of the scores.
     """
@@ -57,17 +57,17 @@ class DecayTerm(Term):
         add_at(total, -grad_scores.sum(2), tile.spans, 2)
 
     def of_keys(self) -> Tensor:
-        """Return the per-key part of the decay bias, float32 ``[B, H, 1, S]``."""
+        """Return the part of the decay bias that depends on the key, float32 ``[B, H, 1, S]``."""
         return (self._middle - self.source.detach()).float()
 
     def of_rows(self) -> Tensor:
-        """Return the per-row part of the decay bias, float64 ``[B, H, L]``."""
+        """Return the part of the decay bias that depends on the query, float64 ``[B, H, L]``."""
         source = self.source.detach()
         rows = source[:, :, 0].gather(2, self.last[:, None].expand(*source.shape[:2], -1))
         return rows - self._middle[..., 0]
 
     def has_narrow_range(self) -> bool:
-        """Return whether the range of the cumulative sums is so small that `of_keys` is as exact as the scores.
+        """Return whether the cumulative sums span so small a range that `of_keys` is as exact as the scores.
 
         Sums on the meta device, as in a dry run, count as narrow.
         """
@@ -89,11 +89,11 @@ class DecayTerm(Term):
 
     @property
     def _middle(self) -> Tensor:
-        """Midpoint between the largest and the smallest sum of each head, ``[B, H, 1, 1]``."""
+        """Midpoint between the largest and the smallest cumulative sum of each head, ``[B, H, 1, 1]``."""
         source = self.source.detach()
         return (source.amax(3, keepdim=True) + source.amin(3, keepdim=True)) / 2
 
     def _last(self, tile: Tile) -> Tensor:
-        """Return the last key of each row of a tile, int64 ``[B | 1, 1, R]``."""
+        """Return, for each row of a tile, the last key whose decay is included, int64 ``[B | 1, 1, R]``."""
         last = self.last[tile.batch] if len(self.last) > 1 else self.last
         return at(last, tile.rows, 1)[:, None]

@@ -1,4 +1,4 @@
-"""Relative biases, which depend on the distance between query and key and are stored as a table over distances.
+"""Relative biases, which depend on the distance between query and key and are stored as tables of distances.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -24,7 +24,7 @@ class DistanceTerm(Term):
     """A relative bias: a table of values, indexed by the distance between query and key.
 
     Args:
-        source: ``[B | 1, H | 1, L | 1, T]``: values at distances ``lowest``, ``lowest + 1``, …. Distances outside of
+        source: ``[B | 1, H | 1, L | 1, T]``: the bias at distances ``lowest``, ``lowest + 1``, …. Distances outside of
             the table use its first or last value.
         lowest: the smallest distance in the table.
         first: the distance between query 0 and key 0, if the positions of queries and keys are consecutive.
@@ -119,14 +119,14 @@ class DistanceTerm(Term):
         return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
-        """Return each diagonal's index in the bias table, starting with that of the first row's last column."""
+        """Return the bias-table index of each diagonal, starting with the diagonal of the first row's last column."""
         step, length = rows.step, len(rows) + len(span) - 1
         start = self.first + rows.start - span[-1]
         index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
         return index.clamp_(0, self.source.shape[3] - 1)
 
     def _index(self, tile: Tile) -> Tensor:
-        """Return each query-key pair's index in the bias table, int64 ``[B | 1, 1, R, C]``."""
+        """Return the bias-table index of each query-key pair in a tile, int64 ``[B | 1, 1, R, C]``."""
         q, kv = self.q_addresses, self.kv_addresses
         if q is None or kv is None:
             columns = torch.cat([torch.arange(s.start, s.stop, s.step, device=self.source.device) for s in tile.spans])
@@ -156,7 +156,7 @@ def distance_term(
     origin: tuple[int, int],
     scale: float,
 ) -> DistanceTerm:
-    """Convert a relative bias to a table of its values for all distances that occur in a matrix."""
+    """Convert a relative bias to a table of its values at all distances that occur in a matrix."""
     _, heads, q_len, kv_len = shape
     q, kv = _addresses(bias, shape, rule, origin, query.device)
     if q is None or kv is None:
@@ -184,7 +184,7 @@ def distance_term(
 def _addresses(
     bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the addresses whose differences index a relative bias, int64 ``[batch | 1, len]``; None if consecutive."""
+    """Return query and key addresses for a relative bias, int64 ``[batch | 1, len]``; None if they are consecutive."""
     if isinstance(rule, PositionedMask):
         return bias.address(rule.q_positions), bias.address(rule.kv_positions)
     q, kv = (

@@ -1,4 +1,4 @@
-"""User functions that change scores pair by pair, like FlexAttention's ``score_mod``. They are called once per tile."""
+"""Users' functions that change scores pair by pair, like FlexAttention's ``score_mod``, called once per tile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.support.errors import kind, type_error, value_error
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Modification:
-    """A user's score function (``score_mod``), and the captured tensors that need gradients.
+    """A user's score function (``score_mod``) and the tensors that it captures and that need gradients.
 
     Args:
         function: ``(score, b, h, q, kv) -> score``.
@@ -25,18 +25,18 @@ class Modification:
 
     @classmethod
     def of(cls, function: ScoreMod, place: tuple[Tensor, ...], dtype: torch.dtype) -> Modification:
-        """Call the score function on a single pair to detect the captured tensors that need gradients.
+        """Create the modification, calling the score function on one pair to detect captured tensors with gradients.
 
         Args:
             function: the user's score function.
-            place: batch item, head and positions of the pair, int64 ``[1, 1, 1, 1]``.
+            place: batch item, head and positions of the pair, int64 ``[1, 1, 1, 1]`` each.
             dtype: the dtype of the scores.
         """
         answer = _call_function(function, torch.zeros(1, 1, 1, 1, dtype=dtype, device=place[0].device), place)
         return cls(function, tuple(_captured_leaves(answer)))
 
     def __call__(self, scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
-        """Apply the score function to the scores of a tile and return the result, ``[batch, heads, rows, columns]``."""
+        """Return the scores of a tile, ``[batch, heads, rows, columns]``, changed by the user's function."""
         return _call_function(self.function, scores, place)
 
     def gradients(

@@ -1,4 +1,4 @@
-"""Bias terms: matrices added to the scores. They are read, and their gradients accumulated, one tile at a time.
+"""Bias terms: matrices added to the scores, which are read, and differentiated, one tile at a time.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -27,7 +27,7 @@ class Term(Protocol):
     is_materialised: bool
 
     def of(self, source: Tensor) -> Term:
-        """Return this bias term with a different source tensor of the same shape."""
+        """Return the same bias term for another source tensor of the same shape."""
         ...
 
     def permuted(self, rows: Tensor, kv_len: int) -> Term:
@@ -39,11 +39,11 @@ class Term(Protocol):
         ...
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return the bias at the given batch, head, query and key indices, for kernels that read it pair by pair."""
+        """Return the bias at the given batch, head, query and key indices, for kernels that read single pairs."""
         ...
 
     def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
-        """Add the gradient of a tile's bias, ``[batch, heads, rows, columns]``, to the gradient of `source`."""
+        """Add the gradient ``grad_scores`` of a tile's bias to ``grad``, the gradient of `source`."""
         ...
 
 
@@ -83,10 +83,10 @@ class DenseTerm(Term):
 
 
 class MaskedTerm(Term):
-    """A bias term (or None) with -inf for some queries and keys.
+    """A bias term that also masks some queries and keys with -inf.
 
     Args:
-        term: the bias for all other queries and keys.
+        term: the bias of all other queries and keys; None without a bias.
         queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the bias is -inf.
         nothing: zeros ``[1, 1, 1, 1]``, used if ``term`` is None.
     """
@@ -138,6 +138,6 @@ def entry(x: Tensor, *place: Tensor) -> Tensor:
 
 
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
-    """Sum the gradient of a bias over batch items if these share the bias, and over heads if these do."""
+    """Sum the gradient of a bias over batch items and heads that share the bias, which has the shape of ``like``."""
     few = [axis for axis in range(2) if like.shape[axis] == 1 < x.shape[axis]]
     return x.sum(few, keepdim=True) if few else x

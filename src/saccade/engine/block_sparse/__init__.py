@@ -1,3 +1,3 @@
-"""Block-sparse attention: selection of key blocks, and kernels that read only the selected blocks."""
+"""Block-sparse attention: the selection of key blocks, and kernels that read only the selected blocks."""
 
 __all__: list[str] = []

@@ -28,7 +28,7 @@ _ENTRIES = 1 << 19  # scores of a block processed at a time: 2 MB, which fit int
 
 
 class ByBlock(BlockSparseKernel):
-    """Exact block-sparse attention by key block: gather the queries that selected the block, and merge partial results.
+    """Exact block-sparse attention, one key block at a time with the queries that selected it. Results are merged.
 
     Cost: time grows with the number of selected pairs. Beyond inputs and outputs, memory is needed for the partial
     results of one group of heads and for one index entry per selected block.

@@ -29,10 +29,10 @@ _ENTRIES = 1 << 20  # number of key entries gathered at a time: 4 MB
 
 
 class Gathered(BlockSparseKernel):
-    """Exact block-sparse attention: the selected keys are gathered (copied) for each query.
+    """Exact block-sparse attention for which the selected keys are gathered (copied) for each query.
 
-    Cost: time grows with the number of selected pairs. Each pair is expensive, because a copy of a key serves only one
-    query and its group of heads. Beyond inputs and outputs, memory is needed for a few rows.
+    Cost: time grows with the number of selected pairs. Each pair is expensive, because a copy of a key is used for only
+    one query and its group of heads. Beyond inputs and outputs, memory is needed for a few rows.
     """
 
     name = "gathered"
@@ -138,7 +138,7 @@ def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, 
 def _hidden(
     inputs: AttentionInputs, group: HeadGroup, rows: range, keys: Tensor, visible: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return which gathered keys are masked for the query, bool ``[rows, heads | 1, keys]``."""
+    """Return which of the gathered keys are masked for each query, bool ``[rows, heads | 1, keys]``."""
     mask, kv_len = selected_blocks(inputs), inputs.shape[3]
     starts, ends = (x[group.item if len(x) > 1 else 0, rows.start : rows.stop, None] for x in visible)
     exists = keys < kv_len

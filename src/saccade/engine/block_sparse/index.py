@@ -1,4 +1,4 @@
-"""Index for block-sparse kernels: heads that share a selection, the queries of each block, and masked pairs."""
+"""Indexing for block-sparse kernels: heads that share a selection, the queries of each block, and masked pairs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BlockSparseKernel(KernelWithBackward):
         return Verdict(tuple(why))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of query-key pairs in the selected blocks, over batch and heads."""
+        """Return the number of query-key pairs in the selected blocks, summed over batch and heads."""
         mask, (batch, heads, _, kv_len) = selected_blocks(inputs), inputs.shape
         beyond_end = int((mask.index == mask.blocks - 1).sum()) * (mask.blocks * mask.size - kv_len)
         pairs = int((mask.index < mask.blocks).sum()) * mask.size - beyond_end
@@ -59,7 +59,7 @@ def selected_blocks(inputs: AttentionInputs) -> SelectedBlocks:
 
 
 def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[list[Tensor], Tensor]:
-    """Return zero gradients for query, key and value, and the row sums that the softmax backward pass subtracts."""
+    """Return zero-filled gradients of query, key and value, and the row sums that the softmax gradient subtracts."""
     wide = inputs.compute_dtype
     grads = [torch.zeros_like(x, dtype=wide) for x in (inputs.query, inputs.key, value)]
     delta = (results.grad_out.to(wide) * results.out.to(wide)).sum(-1)
@@ -67,7 +67,7 @@ def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward)
 
 
 def cap_(scores: Tensor, softcap: float | None, *, needs_slopes: bool) -> tuple[Tensor, Tensor | None]:
-    """Apply the softcap to block-sparse scores in place. Return the scores and the softcap's derivatives, or None."""
+    """Apply the softcap to block-sparse scores in place. Return the scores, and its derivatives if these are needed."""
     if softcap is None:
         return scores, None
     scores = scores.div_(softcap).tanh_()
@@ -96,18 +96,18 @@ class HeadGroup(NamedTuple):
         return self.heads.stop - self.heads.start
 
     def of_queries(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """Copy this head group's queries from a tensor, ``[q_len, heads, width]`` in the compute dtype."""
+        """Return a copy of this head group's part of a query tensor, ``[q_len, heads, width]`` in compute dtype."""
         return x[self.item, self.heads].transpose(0, 1).contiguous().to(inputs.compute_dtype)
 
     def of_keys(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """Return this head group's keys from a tensor, ``[kv_len, width]`` in the compute dtype."""
+        """Return this head group's part of a key or value tensor, ``[kv_len, width]`` in compute dtype."""
         return x[self.item, self.kv_head].to(inputs.compute_dtype)
 
     def allowed(self, mask: SelectedBlocks, rows: Tensor, keys: Tensor) -> Tensor:
         """Return which pairs in the selected blocks the mask allows, bool ``[rows, heads | 1, keys]``.
 
         Args:
-            mask: the selected blocks; the mask that `SelectedBlocks` wraps is evaluated.
+            mask: the selected blocks. Only the mask that they restrict is evaluated.
             rows: indices of queries, int64 ``[rows]``.
             keys: indices of keys, int64 ``[rows | 1, keys]``.
         """
@@ -138,7 +138,7 @@ class HeadGroup(NamedTuple):
 
 
 def head_groups(inputs: AttentionInputs) -> Iterator[HeadGroup]:
-    """Yield, for each batch item, the largest groups of heads that share a key head and selected blocks."""
+    """Yield, for each batch item, the largest groups of heads that share both a key head and the selected blocks."""
     batch, heads, _, _ = inputs.shape
     kv_heads, sharing = inputs.key.shape[1], selected_blocks(inputs).index.shape[1]
     count = max(kv_heads, sharing)  # one divides the other
@@ -151,7 +151,7 @@ def head_groups(inputs: AttentionInputs) -> Iterator[HeadGroup]:
 class QueriesByBlock:
     """An index that lists, for each block of keys, the queries that selected it.
 
-    Cost: 8 bytes for each selected block, and 16 for each range of keys that is certainly visible to a query.
+    Cost: 8 bytes for each selected block, and 16 for each range of keys that is known to be visible to a query.
     """
 
     def __init__(self, inputs: AttentionInputs):
@@ -169,7 +169,7 @@ class QueriesByBlock:
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> QueriesByBlock:
-        """Build the index of queries by block, or return it from the plan, which caches it for the backward pass."""
+        """Return the index of queries by block from the plan, or build it and cache it there for the backward pass."""
         memo = inputs.plan.memo
         if "queries by block" not in memo:
             with unobserved():
@@ -181,7 +181,7 @@ class QueriesByBlock:
         return self._rows[group.item if len(self._mask.index) > 1 else 0, group.index_head][block]
 
     def hide_(self, inputs: AttentionInputs, scores: Tensor, group: HeadGroup, rows: Tensor, keys: range) -> Tensor:
-        """Write -inf to the scores ``[rows, heads, keys]`` of masked pairs."""
+        """Set the scores of masked pairs to -inf in ``scores [rows, heads, keys]``, and return the scores."""
         starts, ends = (x[group.item if len(x) > 1 else 0, rows] for x in self._visible)
         partial = torch.nonzero(~((starts <= keys.start) & (ends >= keys.stop)).any(1))[:, 0]
         if len(partial):
@@ -195,7 +195,7 @@ class QueriesByBlock:
 
 
 def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
-    """Return bounds on the keys visible to every row, separately for each batch item if the masks differ."""
+    """Return bounds on the keys visible to each row, separately for each batch item if their masks differ."""
     (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     items = [ALL] if mask.shape[0] == 1 else list(range(batch))
     row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))
@@ -204,7 +204,7 @@ def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
 
 
 def visible_ranges(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Return starts and ends of key ranges that each query certainly sees, int64 ``[items | 1, q_len, ranges]``."""
+    """Return starts and ends of key ranges known to be visible to each query, int64 ``[items | 1, q_len, ranges]``."""
     mask, (batch, _, q_len, _) = selected_blocks(inputs), inputs.shape
     all_rows, items = row_bounds(inputs, mask.rule, range(q_len)).all_rows, 1 if mask.rule.shape[0] == 1 else batch
     starts, ends = (

@@ -15,7 +15,7 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 def at_positions(rule: Mask) -> PositionedMask | None:
-    """Return the `PositionedMask` in a mask, unwrapping `SelectedBlocks`; None if tokens are consecutive."""
+    """Return a mask, or the mask within `SelectedBlocks`, if it is a `PositionedMask`; None if it is not."""
     rule = rule.rule if isinstance(rule, SelectedBlocks) else rule
     return rule if isinstance(rule, PositionedMask) else None
 
@@ -57,7 +57,7 @@ class SelectedBlocks(Mask):
         return self.rule.allows(b, h, q, kv) & self.holds(b, h, q - self.origin[0], kv - self.origin[1])
 
     def holds(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return whether each key is in a block selected for its query. The arguments are index tensors."""
+        """Return whether each key is in a block that is selected for its query, given indices instead of positions."""
         items, sharing, _, _ = self.index.shape
         item = b if items > 1 else torch.zeros_like(b)
         head = h // (self.heads // sharing) if sharing > 1 else torch.zeros_like(h)
@@ -70,7 +70,7 @@ class SelectedBlocks(Mask):
         return (selected == block[..., None]).any(-1)
 
     def keys_read(self, groups: int, kv_len: int) -> int:
-        """Return the number of keys that at least one query selected, over `groups` key heads and all batch items."""
+        """Return the number of keys selected by at least one query, summed over ``groups`` key heads and the batch."""
         items, sharing, _, _ = self.index.shape
         table = torch.zeros(items, sharing, self.blocks + 1, dtype=torch.bool, device=self.index.device)
         table = table.scatter_(-1, self.index.flatten(2).long(), True)[..., : self.blocks]
@@ -94,4 +94,4 @@ class SelectedBlocks(Mask):
     def __repr__(self) -> str:
         _, _, _, slots = self.index.shape
         unit = "keys" if self.size == 1 else f"blocks of {self.size} keys"
-        return f"{self.rule}, at most {slots} {unit} of each query"
+        return f"{self.rule}, at most {slots} {unit} per query"

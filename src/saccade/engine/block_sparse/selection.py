@@ -1,4 +1,4 @@
-"""Selection of the highest-scoring key blocks for each query, as an index of blocks."""
+"""Selection of the highest-scoring key blocks for each query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.support.errors import value_error
 from saccade.support.torch_modes import any_true
 
 _ENTRIES, _FEWEST = 1 << 18, 32  # number of scores processed at a time, and the smallest number of rows
-_MOST_RANGES = 8  # up to this number of ranges per row, visible keys are counted without evaluating pairs
+_MOST_RANGES = 8  # with at most this many ranges per row, visible keys are counted without evaluating pairs
 
 
 def stable_topk(scores: Tensor, k: int) -> Tensor:
@@ -25,7 +25,8 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
     Unlike with ``topk``, the choice between equal entries does not depend on later entries of the row. NaN counts as
     the largest value.
 
-    Cost: ``topk``, and one pass to detect ties. Only rows with a tie for the last selected entry are computed again.
+    Cost: that of ``topk``, and one pass to detect ties. Only rows with a tie for the last selected entry are
+    recomputed.
     """
     top = scores.topk(k, -1, sorted=False)
     if k == 0:
@@ -44,11 +45,11 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
 
 
 def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor], k: int, size: int) -> Tensor:
-    """Return the blocks that each query reads, int32 ``[batch | 1, heads | kv_heads | 1, q_len, slots]``.
+    """Return the blocks selected for each query, int32 ``[batch | 1, heads | kv_heads | 1, q_len, slots]``.
 
-    These are the ``k`` blocks with the highest scores among those that are visible to the query. Ties go to the lower
-    positions. Blocks of several keys that are only partly visible are always read, and count towards ``k``. See
-    `saccade.engine.block_sparse.selected_blocks.SelectedBlocks` for the format.
+    These are the ``k`` blocks with the highest scores among the blocks that are visible to the query. Ties go to the
+    lower positions. Blocks of several keys that are only partly visible are always selected, and count towards ``k``.
+    See `saccade.engine.block_sparse.selected_blocks.SelectedBlocks` for the format.
 
     Args:
         inputs: the checked inputs.
@@ -56,7 +57,7 @@ def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor]
         k: number of blocks to select for each query.
         size: number of keys in a block.
 
-    Cost: computing the scores, a chunk of rows at a time, and their ``topk``.
+    Cost: that of computing the scores, a chunk of rows at a time, and their ``topk``.
     """
     batch, heads, q_len, kv_len = inputs.shape
     blocks, parts = -(-kv_len // size), []
@@ -80,7 +81,7 @@ def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor]
 def _select_in_rows(
     inputs: AttentionInputs, scores: Tensor, bounds: Bounds, rows: range, stop: int, k: int, size: int
 ) -> Tensor:
-    """Select the key blocks for a range of rows, int32 ``[batch | 1, sharing, rows, slots]``; unused slots are -1."""
+    """Return the key blocks selected for some rows, int32 ``[batch | 1, sharing, rows, slots]``, -1 in unused slots."""
     heads, count, sharing = inputs.shape[1], -(-stop // size), scores.shape[1]
     _check_scores(scores, inputs, len(rows), (stop, count))
     counts, visible = _count_visible(inputs, bounds, rows, stop, size, needs_keys=scores.shape[3] == stop and size > 1)
@@ -102,7 +103,7 @@ def _select_in_rows(
 
 
 def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tuple[int, int]) -> None:
-    """Raise an error unless the scores for selecting blocks have the right shape."""
+    """Raise an error unless the scores that rank keys or blocks have a valid shape."""
     (batch, heads, _, _), groups, shape = inputs.shape, inputs.key.shape[1], tuple(scores.shape)
     fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, groups, heads) and shape[2] == rows
     if not fits or shape[3] not in widths:
@@ -111,7 +112,10 @@ def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tu
 
 
 def _over_sharing_heads(x: Tensor, sharing: int, heads: int) -> Tensor:
-    """Reduce ``[items, heads | 1, ...]`` over heads that share selected blocks: by `any`, or by minimum and maximum."""
+    """Reduce visible keys by `any`, or counts by minimum and maximum, over heads that share selected blocks.
+
+    Both have the shape ``[items, heads | 1, ...]``.
+    """
     if x.shape[1] == 1:
         return x
     per_group = x.unflatten(1, (sharing, heads // sharing))
@@ -125,7 +129,7 @@ def _count_visible(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the number of visible keys in each block for each row, ``[items, heads | 1, rows, blocks, 2]``.
 
-    The last axis has the minimum and the maximum over heads. The second value marks the visible keys, bool
+    The last axis contains the minimum and the maximum over heads. The second result marks the visible keys, bool
     ``[items, heads | 1, rows, stop]``; it is None unless ``needs_keys`` is set.
     """
     any_row, all_rows = bounds

@@ -1,4 +1,4 @@
-"""The first-use check: when a compiled kernel runs for the first time, compare a few rows with the definition."""
+"""The first-use check, which compares a few rows of a compiled kernel's first result with the definition."""
 
 from saccade.engine.first_use_check.results import FirstUse, failed, holds, is_on, reasons, seen
 

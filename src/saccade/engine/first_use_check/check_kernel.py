@@ -1,4 +1,4 @@
-"""The first-use check of a kernel: run it and compare a few rows with reference rows computed from the definition."""
+"""The first-use check of a kernel, which compares a few rows of its results with rows computed from the definition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.plan import ColumnRange, Tile
 from saccade.support.numerics import widest_dtype
 
 _LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Limits for the largest error, relative to the possible rounding error: a few dozen roundings of the dtype."""
+"""Limits for the largest error relative to the possible rounding error, by dtype: a few dozen roundings."""
 _REDUCED = 1e-2  # the limit for float32 if torch's settings allow products in lower precision (TF32)
 _FLOOR = 0.1  # added to the size of each row, in units of the typical size, so that errors in tiny rows count less
 
@@ -29,16 +29,17 @@ def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, grad
 
     The compared rows are the first, the last, rows on both sides of block and tile edges, and a few random rows. The
     compared heads are the first two and the first of the next group in the first batch item, the last head of the last
-    item, and a random one. Errors are relative to the possible rounding error: the root of the sum of squares of the
-    products that are added up.
+    item, and a random one. Errors are relative to the possible rounding error: the root of the sum of the squared
+    products that are added.
 
     Args:
         kernel: the kernel to check.
         inputs, value: the checked inputs and the value; finite and not empty.
-        gradients: whether to also compare the gradients with respect to query, key, value and other tensors that
+        gradients: whether to compare gradients as well, with respect to query, key, value and other tensors that
             require gradients.
 
-    Cost: one run of the kernel (with its backward pass for ``gradients``), and the definition on a few rows of 5 heads.
+    Cost: one run of the kernel (with ``gradients``, also its backward pass), and the definition on a few rows of 5
+        heads.
     """
     limit = _LIMITS[inputs.dtype]
     if inputs.dtype == torch.float32 and not inputs.query.is_cpu and torch.get_float32_matmul_precision() != "highest":
@@ -56,7 +57,7 @@ def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, grad
 
 
 def after_error(kernel: Kernel, inputs: AttentionInputs, value: Tensor, error: Exception) -> FirstUse:
-    """Return the check result for a kernel that raised an error."""
+    """Return the result of the first-use check for a kernel that raised an error."""
     return _first_use(kernel, inputs, value, 0, 0.0, (), _error_text(error))
 
 
@@ -113,7 +114,7 @@ class _KernelResults(NamedTuple):
         return cls(out, lse if gives_lse else None, of_rows, of_lse)
 
     def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the kernel's gradients with respect to all leaves. Only the compared rows have upstream gradients."""
+        """Return the kernel's gradients of all leaves, with upstream gradients for the compared rows only."""
         both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
         parts = [(results, of_picks) for results, of_picks in both if results is not None and results.requires_grad]
         if not parts:
@@ -130,7 +131,7 @@ class _KernelResults(NamedTuple):
 def _largest_errors(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick], gradients: bool
 ) -> tuple[Compared, ...]:
-    """Return the largest errors of a checked kernel's output, lse and gradients."""
+    """Run the kernel and return the largest errors of its output, lse and gradients in the compared rows."""
     sources = inputs.sources(value)
     known = len(sources) - len(inputs.captured)  # a score function reads its captured tensors itself
     wanted = [gradients and x is not None and x.requires_grad for x in sources[:known]]
@@ -164,7 +165,7 @@ def _identity(x: Tensor) -> Tensor:
 def _errors_of_results(
     results: _KernelResults, picks: list[Pick], references: list[ReferenceRows]
 ) -> Iterator[Compared]:
-    """Yield the largest errors of a checked kernel's output and lse."""
+    """Yield the largest errors of a checked kernel's output and lse for each `Pick`."""
     for pick, reference in zip(picks, references, strict=True):
         where = (pick.item, pick.head, pick.rows)
         yield _worst_row("output", results.out.detach()[where], reference.out, reference.size_of_out, pick, pick.rows)
@@ -177,7 +178,7 @@ def _errors_of_results(
 def _errors_of_gradients(
     grads: list[Tensor | None], picks: list[Pick], references: list[ReferenceRows], wanted: list[bool]
 ) -> Iterator[Compared]:
-    """Yield the largest error of a checked kernel's gradient, for each tensor that needs a gradient."""
+    """Yield the largest errors of a checked kernel's gradients, for each tensor that needs a gradient."""
     for index, name in enumerate(("query", "key", "value")):
         if not wanted[index]:
             continue
@@ -206,7 +207,7 @@ def _errors_of_gradients(
 
 
 def _worst_row(name: str, got: Tensor, want: Tensor, size: Tensor, pick: Pick, rows: list[int]) -> Compared:
-    """Return the compared row whose error is largest relative to the size of the row."""
+    """Return the largest error of the compared rows, relative to the size of each row."""
     got = got.to(want.dtype)
     difference = torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     sizes = size.norm(dim=-1)
@@ -238,7 +239,7 @@ class Pick(NamedTuple):
 
 
 def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
-    """Yield the rows to compare in a few heads: rows where kernels tend to be wrong, and some random rows."""
+    """Yield the rows of a few heads to compare: rows in which kernels tend to be wrong, and some random rows."""
     batch, heads, q_len, _ = inputs.shape
     generator = torch.Generator().manual_seed(0)
     rows = {0, q_len - 1, _BLOCK - 1, _BLOCK, (q_len - 1) // _BLOCK * _BLOCK - 1, (q_len - 1) // _BLOCK * _BLOCK}
@@ -256,7 +257,7 @@ def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
 
 
 class ReferenceRows(NamedTuple):
-    """Reference rows for a `Pick`: results and gradients from the definition, and their possible rounding errors."""
+    """Reference rows for a `Pick`: results and gradients by the definition, and their possible rounding errors."""
 
     out: Tensor
     lse: Tensor
@@ -274,7 +275,7 @@ def reference_rows(
     Args:
         inputs, value: those of the product.
         pick: the rows to compute.
-        of_rows, of_lse: upstream gradients of their outputs ``[rows, value_dim]`` and lse ``[rows]``.
+        of_rows, of_lse: upstream gradients of the rows' outputs ``[rows, value_dim]`` and lse ``[rows]``.
         gradients: whether to compute gradients from ``of_rows`` and ``of_lse``.
     """
     wide = widest_dtype(inputs.device)

@@ -1,8 +1,8 @@
 """Registry of first-use checks: which kernels have been compared with the definition, and which failed.
 
 The code that a compiler or a driver generates can be tested only on the machine where it runs. Therefore, the first
-product of each kind (kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked and the result is
-recorded. `explain` reports the result, and a kernel that was wrong is not used for that kind again.
+product of each kind (kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked, and the result is
+recorded. `explain` reports the result, and a kernel that was wrong is not used for this kind of product again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from saccade.support.torch_modes import is_plain, unobserved
 
 
 class Compared(NamedTuple):
-    """Largest relative error of one quantity among the compared rows of a kernel, and its position."""
+    """The largest relative error of one quantity among the compared rows of a kernel, and where it occurs."""
 
     name: str
     error: float
@@ -40,7 +40,7 @@ class FirstUse:
         place: device on which it ran.
         rows: number of compared rows.
         limit: largest error that is accepted as rounding.
-        quantities: errors of output, lse and gradients, as far as they were compared.
+        quantities: errors of output, lse and gradients; only those that were compared.
         raised: the error that the kernel raised; None if it returned results.
         shapes: shapes of query, key and value.
         mask: the mask as text.
@@ -60,12 +60,12 @@ class FirstUse:
 
     @property
     def ok(self) -> bool:
-        """True if the kernel returned results whose errors are all within rounding."""
+        """Whether the kernel returned results whose errors can all be explained by rounding."""
         return not self.fault
 
     @property
     def fault(self) -> str:
-        """One sentence that describes the kernel's error; empty if the kernel passed the check."""
+        """Description of the kernel's error in one sentence; empty if the kernel passed the check."""
         if self.raised is not None:
             return f"a product for {self._kind} on {self.place} raised {self.raised}"
         worst = max(self.quantities, key=lambda quantity: quantity.error)
@@ -73,16 +73,16 @@ class FirstUse:
             return ""
         return (
             f"its first product for {self._kind} on {self.place} differed from the definition: {worst.name} of "
-            f"{worst.place} by {worst.error:.2g} of its size, where {self.limit:g} is rounding"
+            f"{worst.place} by {worst.error:.2g} of its size, while rounding explains at most {self.limit:g}"
         )
 
     @property
     def warning(self) -> str:
-        """Warning about a wrong kernel: the error, the consequence, and code that reproduces the error."""
+        """Text of the warning about a wrong kernel: the error, its consequence, and code that reproduces it."""
         kind = f"device={str(self.device)!r}, dtype={self.dtype}"
         shapes = zip(("query", "key", "value"), self.shapes, strict=True)
         lines = [
-            f"{self.kernel}: {self.fault}. Another kernel runs such products from now on. To see it again:",
+            f"{self.kernel}: {self.fault}. Another kernel runs such products from now on. To reproduce the error:",
             "import torch",
             "from saccade import testing",
             "from saccade.masks import *",
@@ -95,7 +95,7 @@ class FirstUse:
         """Return this first-use check, or raise an error if the kernel was wrong.
 
         Raises:
-            AssertionError: the kernel was wrong; the message says how.
+            AssertionError: the kernel was wrong; the message describes the error.
         """
         if self.fault:
             raise AssertionError(f"{self.kernel}: {self.fault}")
@@ -119,7 +119,7 @@ _BLOCK = 128
 
 
 class _Kind(NamedTuple):
-    """Kind of product in first-use checks: the properties that may change the code that compilers generate."""
+    """A kind of product in first-use checks: the properties that may change the code that compilers generate."""
 
     kernel: Kernel | str
     device: torch.device
@@ -132,7 +132,7 @@ class _Kind(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """Latest first-use check of one kind of product, and the (value width, gradients) combinations checked so far."""
+    """The latest first-use check of a kind of product, and the checked combinations (value width, gradients)."""
 
     result: FirstUse
     covered: frozenset[tuple[int, bool]]
@@ -144,7 +144,7 @@ _RECORDS: dict[_Kind, _Record] = {}
 def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, kernel_inputs: AttentionInputs) -> bool:
     """Return whether a kernel passes the first-use check for this kind of product. Run the check if necessary.
 
-    Each kind of product that fails the check causes one warning.
+    There is one warning for each kind of product that fails the check.
 
     Args:
         kernel, inputs, value: those of the product.
@@ -172,7 +172,7 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, kernel_inputs:
 def failed(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, kernel_inputs: AttentionInputs, error: Exception
 ) -> None:
-    """Record and warn that a kernel raised an error although this kind of product had passed the first-use check."""
+    """Record that a kernel raised an error although its kind of product passed the first-use check, and warn."""
     from saccade.engine.first_use_check.check_kernel import after_error  # noqa: PLC0415  as above
 
     _record(_kind_of(kernel, inputs), _Record(after_error(kernel, kernel_inputs, value, error), frozenset()))
@@ -185,13 +185,13 @@ def _record(kind: _Kind, record: _Record) -> None:
 
 
 def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return the reason not to run a kernel: the error of its first-use check on this kind of product, if any."""
+    """Return the error of a kernel's first-use check for this kind of product, as a tuple of reasons; () if none."""
     record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
     return () if record is None or record.result.ok else (record.result.fault,)
 
 
 def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
-    """Return the recorded first-use check of a kernel as text for `explain`; empty for kernels that need no check."""
+    """Return the result of a kernel's first-use check as text for `explain`; empty for kernels that need no check."""
     if not kernel.is_checked:
         return ""
     if not is_on(inputs):
@@ -205,7 +205,7 @@ def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
 
 
 def is_on(inputs: AttentionInputs) -> bool:
-    """Return whether first-use checks are on. They can be switched off by an environment variable."""
+    """Return whether first-use checks are on. The environment variable ``SACCADE_FIRST_USE`` can switch them off."""
     setting = os.environ.get(_VARIABLE, "on")
     if setting not in _CHOICES:
         raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(setting))
@@ -217,7 +217,7 @@ def _wants_gradients(inputs: AttentionInputs, value: Tensor) -> bool:
 
 
 def _covers(record: _Record, wanted: tuple[int, bool]) -> bool:
-    """Return whether a recorded check covers a product. A check with gradients also covers products without them."""
+    """Return whether a recorded first-use check covers a product. A check with gradients also covers one without."""
     return wanted in record.covered or (wanted[0], True) in record.covered
 
 
@@ -246,7 +246,7 @@ def _is_builtin(kernel: Kernel) -> bool:
 
 
 def _structure(rule: Mask) -> tuple[object, ...]:
-    """Return the classes that a mask is composed of. Compilers generate the same code for equal classes."""
+    """Return the nested classes of a mask. Compilers generate the same code for masks with equal classes."""
     return (type(rule), *map(_structure, rule.made_of))
 
 

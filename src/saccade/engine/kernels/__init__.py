@@ -1,3 +1,3 @@
-"""Kernels: one implementation of ``A @ value`` per file, with its cost in operations and memory."""
+"""Kernels: implementations of ``A @ value``, one per file, each with its cost in operations and memory."""
 
 __all__: list[str] = []

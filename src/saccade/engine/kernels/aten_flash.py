@@ -44,7 +44,8 @@ def forward(
     """Compute the output and the lse of one tile with torch's flash operation.
 
     Args:
-        q: ``[B, H, R, D]``; k, v: ``[B, G, C, D]``. All have the same width, at least 1, and stride 1 in the last axis.
+        q: ``[B, H, R, D]``.
+        k, v: ``[B, G, C, D]``. All have the same width, at least 1, and stride 1 in the last axis.
         added: additive mask or bias, ``[B | 1, H | 1, R, C]``; -inf masks a pair.
         empty: rows in which ``added`` masks every column, bool ``[B | 1, H | 1, R]``; None if there are none.
         causal: mask column c for row r where c > r. Requires R == C and no ``added``.
@@ -83,8 +84,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients with respect to q, k and v for one tile with torch's flash operation.
 
-    ``out`` and ``lse`` belong to the *complete* rows, although the tile may contain only part of them. Rows with +inf
-    in the lse contribute no gradient.
+    ``out`` and ``lse`` belong to *complete* rows, although the tile may contain only a part of their keys. Rows with
+    +inf in the lse contribute no gradient.
     """
     if q.numel() == 0 or k.numel() == 0:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -98,7 +99,7 @@ def backward(
 def pairs(rows: int, columns: int, causal: bool) -> int:
     """Return the number of query-key pairs per head whose scores torch's flash operation computes.
 
-    With its causal flag, it skips the blocks of keys after the last row of a block.
+    With its causal flag, the operation skips the blocks of keys after the last row of a block.
     """
     if not causal:
         return rows * columns
@@ -119,7 +120,7 @@ def held(
     added: tuple[int, int] | None,
     threads: int,
 ) -> MemoryUse:
-    """Return the peak bytes of a `forward` call of torch's flash operation, including results.
+    """Return the peak bytes of torch's flash operation in a call to `forward`, including results.
 
     Args:
         q: (batch, heads, rows, width).
@@ -153,14 +154,14 @@ def held(
 
 
 def bytes_of_backward(rows: int, columns: int, item: int) -> int:
-    """Return the bytes that each thread of torch's flash operation uses in the backward pass."""
+    """Return the bytes that torch's flash operation uses in the backward pass for each thread."""
     height, span = _block_size(rows, columns)
     wide = max(item, 4)
     return 2 * height * span * (wide + (item if item < wide else 0))
 
 
 def _block_size(rows: int, columns: int) -> tuple[int, int]:
-    """Return how many rows and keys torch's flash operation processes at a time."""
+    """Return the numbers of rows and keys that torch's flash operation processes at a time."""
     return min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32), min(columns, _KEYS_AT_ONCE)
 
 
@@ -174,8 +175,8 @@ def _packs_keys(dtype: torch.dtype) -> bool:
 def multiplies_slowly(dtype: torch.dtype) -> bool:
     """Return whether torch multiplies matrices of a half-precision dtype in plain loops on this processor.
 
-    oneDNN has fast products of bfloat16 on processors with AVX-512, and of float16 on few others. Without them, the
-    flash operation's backward pass takes three to five times as long as products in float32.
+    oneDNN has fast products of bfloat16 on processors with AVX-512, and of float16 on a few others. Without fast
+    products, the flash operation's backward pass takes three to five times as long as in float32.
     """
     if dtype not in (torch.bfloat16, torch.float16):
         return False
@@ -222,7 +223,7 @@ def _with_query_heads(q: Tensor, x: Tensor) -> Tensor:
 def _mark_empty_rows(
     q: Tensor, k: Tensor, added: Tensor | None, causal: bool, scale: float, out: Tensor, lse: Tensor
 ) -> None:
-    """Write -inf to the lse of empty rows. Torch's flash operation returns 0 for them."""
+    """Set the lse of empty rows, for which torch's flash operation returns 0, to -inf in place."""
     share, columns = q.shape[1] // k.shape[1], torch.arange(k.shape[2])
     candidates = (lse == 0.0) & (out == 0.0).all(-1)
     for b, h in candidates.any(-1).nonzero().tolist():
@@ -238,7 +239,7 @@ def _mark_empty_rows(
 
 @cache
 def is_available() -> bool:
-    """Return whether this version of torch has the flash operation, with the expected arguments and correct results."""
+    """Return whether torch has the flash operation, with the expected arguments and with correct results."""
     if _forward is None or _backward is None:
         return False
     # The caller's modes, autocast, default dtype and default device must not change the result.

@@ -19,7 +19,7 @@ def blocks_of(
     device: torch.device,
     block_size: tuple[int, int] = (128, 128),
 ) -> BlockMask:
-    """Build FlexAttention's BlockMask for a mask.
+    """Build FlexAttention's BlockMask from the bounds of a mask.
 
     Args:
         rule: the mask on positions.
@@ -60,7 +60,7 @@ def blocks_of(
 
 
 def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
-    """Count each group's keys between the block edges of a BlockMask, int64 ``[groups, len(edges) - 1]``."""
+    """Return the number of keys of each group in each block of a BlockMask, int64 ``[groups, len(edges) - 1]``."""
     below = np.zeros((len(spans.starts), len(edges)), dtype=np.int64)
     for slot in range(spans.starts.shape[1]):
         start, end = spans.starts[:, slot, None], spans.ends[:, slot, None]
@@ -69,7 +69,10 @@ def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
 
 
 def _block_lists(which: npt.NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return a BlockMask's block counts, int32 ``[items, 1, rows]``, and block indices, needed blocks first."""
+    """Return how many blocks each row of a BlockMask needs, int32 ``[items, 1, rows]``, and block indices.
+
+    The indices of needed blocks come first in each row.
+    """
     marked = torch.from_numpy(which).to(device)[:, None]
     order = torch.argsort(marked.to(torch.int8), dim=-1, descending=True, stable=True)
     return marked.sum(-1).to(torch.int32), order.to(torch.int32)

@@ -23,7 +23,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Flex(Kernel):
-    """Exact attention with torch's FlexAttention, which skips blocks of pairs that no row needs.
+    """Exact attention with torch's FlexAttention, which skips blocks without visible pairs.
 
     It is meant for GPUs: on a CPU, torch provides neither its gradients nor its lse.
 
@@ -67,7 +67,7 @@ class Flex(Kernel):
         return Verdict(tuple(why), should_skip)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the number of pairs that FlexAttention computes, and the bytes of the block lists."""
+        """Return the cost of FlexAttention: the pairs that it computes, and the bytes of results and block lists."""
         batch, heads, q_len, kv_len = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
@@ -112,7 +112,7 @@ def _compiled_flex() -> Any:
 
 
 def _with_recompile_limit(compiled: Any) -> Any:
-    """Allow compiled FlexAttention `_MOST_KINDS` graphs. In torch 2.11 the limit is a setting and stays 8."""
+    """Set the limit of graphs to `_MOST_KINDS` while compiled FlexAttention runs, as torch 2.11 requires."""
     from torch._dynamo import config  # noqa: PLC0415  imports a compiler
 
     def called(*tensors: Any, **options: Any) -> Any:
@@ -134,10 +134,10 @@ def _cached_block_mask(inputs: AttentionInputs) -> Any:
 
 
 def _score_mod(inputs: AttentionInputs) -> Any:
-    """Return the ``score_mod`` for FlexAttention: scale, softcap and bias, in this order.
+    """Return the ``score_mod`` for FlexAttention, which applies scale, softcap and bias, in this order.
 
-    Numbers are passed as tensors. Python numbers would become constants, so each would need a separate graph, and a
-    changed softcap does not compile at all.
+    Numbers are passed as tensors. Python numbers would become constants, so that each value needs a separate graph, and
+    a changed softcap does not compile at all.
     """
     bias, device = inputs.bias, inputs.device
     is_default = inputs.scale == inputs.query.shape[3] ** -0.5

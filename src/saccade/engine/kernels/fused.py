@@ -30,7 +30,7 @@ from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
 _TILE = 30_000  # number of pairs that take as much time as starting a tile
-_FEW_SCORES = 4096  # per head: slow half-precision products of so few scores cost no more than starting another kernel
+_FEW_SCORES = 4096  # per head; slow half-precision products of so few scores cost no more than starting another kernel
 _PAIR_OF_ROWS = 3.0  # time per pair with complete rows, relative to this kernel
 
 
@@ -58,7 +58,7 @@ class Fused(KernelWithBackward):
             and _time_of_plan(plan, 1.0) > _time_of_plan(inputs.row_plan, _PAIR_OF_ROWS)
         ):
             rows = len(inputs.row_plan)
-            return Verdict((), (f"its mask is strided: {len(plan)} tiles take more time than all pairs of {rows}",))
+            return Verdict((), (f"its mask is strided: {len(plan)} tiles take more time than {rows} of full rows",))
         if not inputs.query.is_cpu:
             why.append(f"it runs on CPUs, not on {inputs.query.device.type}")
         elif not aten_flash.is_available():
@@ -127,7 +127,7 @@ class Fused(KernelWithBackward):
 
 
 def _has_large_gradient(inputs: AttentionInputs) -> bool:
-    """Return whether query or key needs a gradient, over so many scores that starting a kernel costs little."""
+    """Return whether query or key needs a gradient and there are so many scores that starting a kernel costs little."""
     is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
     return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
 
@@ -162,7 +162,7 @@ def _first_columns(x: Tensor, width: int) -> Tensor:
 
 
 def _sign(inputs: AttentionInputs) -> float | None:
-    """Return the factor for queries that makes the scale positive; None if it is positive already."""
+    """Return the factor for queries that allows a positive scale; None if the scale is already positive."""
     return None if inputs.scale > 0.0 else -1.0 if inputs.scale < 0.0 else 0.0
 
 
@@ -201,7 +201,7 @@ def _forward_of_tiles(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, T
 
 
 def _rows(x: Tensor, call: Call) -> Tensor:
-    """Return a view of ``x [batch, heads, q_len, ...]`` for the rows of one call of torch's flash operation."""
+    """Return a view of ``x [batch, heads, q_len, ...]`` for the rows of one call to torch's flash operation."""
     return at(x[call.tile.batch, call.tile.heads], call.tile.rows, 2)
 
 
@@ -210,13 +210,13 @@ def _key_heads(inputs: AttentionInputs, call: Call) -> tuple[slice, slice]:
 
 
 def _keys_and_values(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the keys and values for one call of torch's flash operation."""
+    """Return the keys and values for one call to torch's flash operation."""
     groups, columns = _key_heads(inputs, call), call.columns
     return take(inputs.key[groups], columns, 2), take(value[groups], columns, 2)
 
 
 def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the keys and values of a flash call on all rows and a single range of columns."""
+    """Return the keys and values for a call to torch's flash operation with all rows and one range of columns."""
     if call.tile.width == inputs.shape[3]:
         return inputs.key, value
     span = call.columns[0]
@@ -277,7 +277,7 @@ def _backward_of_tiles(inputs: AttentionInputs, value: Tensor, results: Backward
 def _with_lse(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Append a column to the tensors of torch's flash backward pass, so that it includes the gradient of the lse.
+    """Append a column to the inputs of torch's flash backward pass, so that it includes the gradient of the lse.
 
     The operation computes dS = P * (dP - rowsum(grad_out * out)). A column of 1 in grad_out and of -grad_lse in out
     adds grad_lse to the bracket, and a column of 0 in query, key and value changes nothing else. All tensors have the

@@ -1,4 +1,4 @@
-"""The fused kernel's calls of torch's flash operation, and the additive mask of each call."""
+"""The fused kernel's calls to torch's flash operation, each with its additive mask."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # largest tile whose bias is read from
 
 
 class Call(NamedTuple):
-    """One call of torch's flash operation.
+    """One call to torch's flash operation.
 
     Attributes:
         tile: the tile's rows, with only the columns that the call covers.
-        causal: whether the operation's causal flag masks pairs. With a bias, the additive mask does so instead.
+        causal: whether the operation's causal flag masks the pairs. With a bias, the additive mask masks them instead.
         is_fully_visible: whether every column is visible to every row.
         is_first: whether this is the first call for its tile.
     """
@@ -47,20 +47,20 @@ class Call(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Number of query-key pairs whose scores a call computes, over batch items and heads."""
+        """Number of query-key pairs whose scores the call computes, summed over batch items and heads."""
         items, heads = (span.stop - span.start for span in (self.tile.batch, self.tile.heads))
         return items * heads * aten_flash.pairs(self.tile.height, self.tile.width, self.causal)
 
 
 def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
-    """Yield the calls of torch's flash operation for one tile. Together they cover each column of the tile once."""
+    """Yield the calls to torch's flash operation for one tile. Together they cover each column of the tile once."""
     for number, (columns, is_triangle) in enumerate(_column_groups(tile)):
         causal, is_fully_visible = is_triangle and inputs.bias is None, not is_triangle and _all_fully_visible(columns)
         yield Call(tile._replace(columns=columns), causal, is_fully_visible, number == 0)
 
 
 def single_call(inputs: AttentionInputs) -> Call | None:
-    """Return a call of torch's flash operation that computes the full product; None if several calls are needed.
+    """Return a call to torch's flash operation that computes the full product; None if several calls are needed.
 
     The call covers all rows and columns or, without a bias, a single range of columns, so that its keys are a view.
     """
@@ -92,7 +92,7 @@ def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
 
 
 def _column_groups(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
-    """Yield, for each call of torch's flash operation on a tile, the columns and whether they form a causal square."""
+    """Yield, for each call to torch's flash operation on a tile, the columns and whether they form a causal square."""
     if not tile.columns:
         yield (), False
         return
@@ -116,7 +116,10 @@ def _column_groups(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]
 
 
 def _long_ranges(all_rows: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRange, ...]]:
-    """Yield long column ranges separately, so that their keys are views. For few rows, copying keys would cost more."""
+    """Yield each long column range separately, so that its keys are a view, and the short ranges together.
+
+    With few rows, copying the keys of a long range costs more than one more call.
+    """
     short = []
     for strip in all_rows:
         if len(strip.keys) >= _LONG:
@@ -135,14 +138,14 @@ _MEMO_ENTRIES = 1 << 22  # number of entries of residual tensors that a plan may
 
 
 class Added(NamedTuple):
-    """Additive mask or bias for a call of torch's flash operation, and the rows where every key is masked."""
+    """Additive mask or bias for a call to torch's flash operation, and the rows where every key is masked."""
 
     terms: Tensor | None
     empty: Tensor | None
 
     @classmethod
     def of(cls, terms: Tensor) -> Added:
-        """Return an additive mask together with its empty rows, which are computed once."""
+        """Return an additive mask together with the rows in which it masks every key."""
         empty = (terms == -math.inf).all(-1)
         return cls(terms, empty if bool(empty.any()) else None)
 
@@ -151,7 +154,7 @@ NOTHING = Added(None, None)
 
 
 def added_terms(inputs: AttentionInputs, call: Call) -> Added:
-    """Return the additive mask for a call of torch's flash operation: the bias, and -inf for masked pairs."""
+    """Return the additive mask for a call to torch's flash operation: the bias, and -inf for masked pairs."""
     hidden = NOTHING if call.causal or call.is_fully_visible else _cached_hidden_terms(inputs, call)
     return hidden if inputs.bias is None or not call.tile.columns else with_bias(inputs, call.tile, hidden.terms)
 
@@ -181,7 +184,7 @@ def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
 
 
 def fits_into_cache(entries: int, held: int) -> bool:
-    """Return whether an additive mask with ``entries`` entries may be cached in addition to the ``held`` entries."""
+    """Return whether an additive mask with ``entries`` entries may be cached in addition to ``held`` cached entries."""
     return entries + held <= _MEMO_ENTRIES
 
 

@@ -1,4 +1,4 @@
-"""Cost of the fused kernel, computed before anything runs."""
+"""Cost of the fused kernel, computed without running it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
 
 
 def _bytes_of_copies(inputs: AttentionInputs, value_dim: int) -> tuple[MemoryUse, int]:
-    """Return the bytes and the width of the fused kernel's copies of query, key and value."""
+    """Return the bytes of the fused kernel's copies of query, key and value, and the width of the copies."""
     (batch, heads, q_len, _), query, key = inputs.shape, inputs.query, inputs.key
     is_straight = query.stride(3) == key.stride(3) == 1
     if query.shape[3] == value_dim and inputs.scale > 0.0 and is_straight:
@@ -114,7 +114,7 @@ class _SimulatedRun:
         self._ledger_of_call = Ledger()  # memory of one call
 
     def call(self, call: Call) -> int:
-        """Account for one call of torch's flash operation. Return the bytes of its results, which the ledger omits."""
+        """Account for one call to torch's flash operation except for its results, and return the bytes of these."""
         inputs, tile, ledger = self._inputs, call.tile, Ledger()
         self._ledger_of_call = ledger
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
@@ -154,7 +154,7 @@ class _SimulatedRun:
         return held.left, (max(sizes[0], bias.source.shape[0]), max(sizes[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Return the values of `_added` if there is no bias. A cached mask stays on the ledger."""
+        """Return what `_added` returns without a bias. Masks that would be cached stay on the ledger."""
         inputs, tile = self._inputs, call.tile
         if all(strip.partial is True for strip in tile.columns):
             return 0, None
@@ -175,6 +175,6 @@ class _SimulatedRun:
 
 
 def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
-    """Return how many batch items and heads an additive mask with ``copies`` matrices has."""
+    """Return the numbers of batch items and heads of an additive mask that contains ``copies`` matrices."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

@@ -1,13 +1,13 @@
-"""Threads of the fused kernel, which run calls of torch's flash operation in parallel, each on one torch thread.
+"""Threads of the fused kernel, which run calls to torch's flash operation in parallel, each on one torch thread.
 
 An operation on all of torch's threads takes as long as the slowest thread, so a product of many calls waits for all
 threads once per call. While other processes are busy, some thread is preempted at almost any time, and such a product
 takes many times longer than its share of the processors would allow. When the system reports preemptions, the remaining
-calls of a product are therefore given to threads that each run complete calls. The results are added in a fixed order,
-so they are bit-identical whichever thread computes them.
+calls of a product are therefore distributed over threads that each run complete calls. The results are added in a fixed
+order, so they are bit-identical regardless of the thread that computes them.
 
-These threads are not always faster: OpenMP's threads stay active for a few milliseconds after each operation, and our
-threads share the processor with them.
+These threads are not always faster, because OpenMP's threads stay active for a few milliseconds after each operation,
+and our threads share the processor with them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ except ImportError:  # Windows, which does not count preemptions
     resource = None  # type: ignore[assignment]
 
 _SMALLEST_CALL = 1 << 20  # pairs times width of a call that takes about as long as Python needs to start it
-# Pairs times width of all calls of a thread: shorter work ends before OpenMP's threads fall asleep.
+# Pairs times width of all calls on a thread. Less work is finished before OpenMP's threads become inactive.
 _SMALLEST_SHARE = 1 << 26
 _AHEAD = 6  # number of results that may wait for an earlier call, in addition to the calls in progress
 # Seconds between two measurements; preemptions per second and thread on a busy machine.
@@ -55,7 +55,7 @@ Part = TypeVar("Part")
 
 
 def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Callable[[Call, Part], None]) -> None:
-    """Run all calls of torch's flash operation, possibly on several threads, and add the results in a fixed order."""
+    """Run all calls to torch's flash operation, possibly on several threads, and add the results in a fixed order."""
     tiles, threads = iter(tiles_of(inputs)), threads_for(inputs)
     for tile in tiles:
         if threads > 1 and _preemption.is_frequent(threads):
@@ -94,7 +94,7 @@ def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[
 
 
 def _num_head_parts(inputs: AttentionInputs, threads: int) -> int:
-    """Return how many parts a tile's heads may be split into. An uncached mask is recomputed for each part."""
+    """Return how many parts a tile's heads may be split into; 1 if the mask would be recomputed for each part."""
     return math.gcd(inputs.key.shape[1], threads) if inputs.rule.is_value else 1
 
 
@@ -110,7 +110,7 @@ class _PreemptionMonitor:
         self._time, self._count, self._is_frequent = -math.inf, 0, False
 
     def is_frequent(self, threads: int) -> bool:
-        """Return whether the system has often preempted threads since the last measurement."""
+        """Return whether the system preempted threads often, according to the last measurement."""
         now = time.monotonic()
         if resource is not None and now - self._time >= _INTERVAL:
             count = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -123,10 +123,10 @@ _preemption = _PreemptionMonitor()
 
 
 class _Queue(Generic[Part]):
-    """A queue of calls of torch's flash operation. Threads fetch calls in order, and results are added in that order.
+    """A queue of calls to torch's flash operation. Threads fetch calls in order, and results are added in that order.
 
-    A result that is ready before an earlier call's result is stored, and the thread of the earlier call then adds both.
-    Therefore, no thread waits unless another thread is so far behind that too many results would be stored.
+    If a result is ready before that of an earlier call, it is stored, and the thread of the earlier call adds both.
+    Therefore, threads only wait if another thread is so far behind that too many results would be stored.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class _Queue(Generic[Part]):
         self._is_inference = torch.is_inference_mode_enabled()
 
     def run(self) -> None:
-        """Run all calls in the queue. After all threads have stopped, raise the error of any of them."""
+        """Run all calls in the queue. If a thread raises an error, raise it again after all threads have stopped."""
         jobs: list[Future[None]] = []
         try:
             with contextlib.suppress(RuntimeError):  # the interpreter is shutting down and cannot start threads
@@ -209,7 +209,7 @@ _size = 0
 
 
 def _pool_of(threads: int) -> ThreadPoolExecutor:
-    """Return the fused kernel's thread pool, with at least ``threads`` threads."""
+    """Return the fused kernel's thread pool, started anew if it has fewer than ``threads`` threads."""
     global _pool, _size
     with _starting:
         if _pool is None or _size < threads:
@@ -237,7 +237,7 @@ def _use_one_torch_thread() -> None:
 
 
 def _forget_threads() -> None:
-    """Discard the fused kernel's thread pool after a fork, because the new process has none of its threads."""
+    """Discard the fused kernel's thread pool after a fork, because the new process does not have its threads."""
     global _starting, _pool, _size
     _starting, _pool, _size = threading.Lock(), None, 0
 

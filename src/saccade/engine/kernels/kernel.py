@@ -1,4 +1,4 @@
-"""Base classes of kernels. Kernels depend on checked inputs and plans, not on mask or score classes or NaN handling."""
+"""Base classes of kernels, which depend on checked inputs and plans, but not on mask or score classes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _VARIABLE, _CHOICES = "SACCADE_GPU", ("auto", "tiled")
 NO_FORWARD_DERIVATIVES = "it has no forward-mode derivatives, which are needed here"
 
 Tensors = tuple[Tensor | None, ...]
-"""Query, key, value, the bias's source and the score's parameters, or their gradients."""
+"""Query, key, value, source of the bias and parameters of the score, or the gradients of these tensors."""
 
 
 class Request(NamedTuple):
-    """Options for one ``A @ value``: kernel, dropout, and the required results.
+    """Options for one product ``A @ value``: kernel, dropout, and the required results.
 
     Attributes:
         dropout_p: probability that a weight is dropped.
@@ -42,8 +42,8 @@ class Verdict(NamedTuple):
     """A kernel's verdict on a request: whether it can run the inputs, and whether it should.
 
     Attributes:
-        cannot: every reason why the kernel cannot run these inputs exactly; empty if it can.
-        should_skip: why ``impl="auto"`` should skip the kernel although it can run them.
+        cannot: every reason why the kernel cannot run the inputs exactly; empty if it can.
+        should_skip: reasons why ``impl="auto"`` should skip the kernel although it can run the inputs.
     """
 
     cannot: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Backward(NamedTuple):
 
 
 def reasons_unless_dot_product(inputs: AttentionInputs) -> list[str]:
-    """Return why a kernel that supports only dot products as scores cannot run these inputs."""
+    """Return the reasons why a kernel that supports only dot-product scores cannot run these inputs."""
     why = []
     if inputs.tile_function is not None:
         why.append("it supports only dot products, and maps that end in one")
@@ -76,7 +76,7 @@ def reasons_unless_dot_product(inputs: AttentionInputs) -> list[str]:
 
 
 def disabled_reasons(inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return the reason to skip a GPU kernel: ``SACCADE_GPU=tiled`` allows only `tiled`. Empty for other settings.
+    """Return the reason to skip GPU kernels if ``SACCADE_GPU=tiled`` allows only `tiled`; empty for other settings.
 
     Raises:
         ValueError: the variable is neither "auto" nor "tiled".
@@ -96,15 +96,15 @@ class Kernel(ABC):
     Attributes:
         name: name of the kernel in ``impl=`` and `explain`.
         has_backward: whether the kernel computes its gradients itself.
-        has_second_derivatives: whether autograd can differentiate its backward pass. If not, or if the kernel computes
-            its own gradients, `saccade.engine.second_order` computes second derivatives.
+        has_second_derivatives: whether autograd can differentiate the backward pass. If not, or if the kernel computes
+            its gradients itself, `saccade.engine.second_order` computes second derivatives.
         defers_to: name of the kernel that is faster if this kernel's `verdict` has ``should_skip`` reasons; may be
             empty. If that kernel cannot run, ``impl="auto"`` uses this kernel.
         supports_masked_rows: whether the kernel skips queries and keys that a bias masks. If not, `tiled` runs instead
             when NaN or inf could spread. A kernel that may return no lse must set this to False.
         adds_to_masked: whether the kernel also computes the scores of masked pairs and adds -inf to them. A score that
             overflows then becomes NaN, and `tiled` runs instead.
-        is_checked: whether the first run of each kind is compared with the definition, see
+        is_checked: whether the first run for each kind of product is compared with the definition; see
             `saccade.engine.first_use_check`.
     """
 
@@ -119,13 +119,13 @@ class Kernel(ABC):
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why the kernel cannot run these inputs, and why ``impl="auto"`` should skip it.
 
-        If ``request.impl`` is "auto", a single reason of either kind is enough. The complete list is requested later,
-        by the kernel's name, before the kernel runs or an error lists the reasons. By default, the kernel can run.
+        If ``request.impl`` is "auto", a single reason of either kind is enough. Before the kernel runs, or an error
+        lists the reasons, the complete list is requested with the kernel's name. By default, the kernel can run.
         """
         return CAN_RUN
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of query-key pairs whose scores the forward pass computes, over batch and heads."""
+        """Return the number of query-key pairs whose scores the kernel computes, summed over batch and heads."""
         return inputs.plan.pairs
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
@@ -135,9 +135,9 @@ class Kernel(ABC):
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        """Run the kernel: return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``.
+        """Run the kernel. Return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``.
 
-        The lse may be None only if `verdict` rejects requests that need it, and `supports_masked_rows` is False.
+        The lse may be None only if `verdict` rejects requests that need it and `supports_masked_rows` is False.
         """
 
 
@@ -148,7 +148,7 @@ class KernelWithBackward(Kernel):
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Run the kernel: return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
+        """Run the kernel. Return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """Return the peak bytes of the kernel's backward pass, including gradients but not saved tensors."""
@@ -164,4 +164,4 @@ class KernelWithBackward(Kernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the gradients with respect to query, key, value, bias source and parameters; None if unwanted."""
+        """Return the gradients of query, key, value, bias source and parameters; None where ``wanted`` is False."""

@@ -1,4 +1,4 @@
-"""Native: saccade-cpu's compiled kernel for CPUs, with one parallel region per forward or backward pass."""
+"""Native: the compiled kernel for CPUs from saccade-cpu, with one parallel region per forward or backward pass."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _FEW_ROWS = {torch.bfloat16: 128, torch.float16: 8}  # with fewer queries per key, converting keys takes longer
 _FEW_BIASED_ROWS = 4  # the same with a bias, which other kernels add more slowly
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
-"""Size from which strided masks run faster on gathered keys: the number of multiplications per head in float32, and
-the number of pairs in bfloat16, where multiplication is cheap."""
+"""Sizes above which strided masks run faster on gathered keys: number of multiplications per head in float32, and
+number of pairs in bfloat16, where multiplication is cheap."""
 HALF = 1 if platform.machine() in ("aarch64", "arm64") else 3
 """Lowest level (see `abilities`) of processors that multiply bfloat16."""
 
@@ -55,7 +55,7 @@ _NOT_INSTALLED = "saccade-cpu is not installed: pip install 'saccade-attention[c
 
 
 def _load() -> tuple[Any, str]:
-    """Import the compiled kernel's package and return it, or None and the reason why it cannot be imported."""
+    """Import the compiled kernel's package. Return it, or None and the reason why it cannot be imported."""
     try:
         return import_module("saccade_cpu"), ""
     except ImportError:
@@ -66,7 +66,7 @@ def _load() -> tuple[Any, str]:
 
 @cache
 def abilities() -> int | None:
-    """Return the level of the compiled kernel, or None if it is not installed or cannot be loaded.
+    """Return the level of instructions that the compiled kernel uses; None if it is not installed or cannot be loaded.
 
     Levels on x86-64: 0 plain, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16, 4 AMX. On ARM: 0 NEON, 1 NEON with bfloat16.
     """
@@ -84,23 +84,23 @@ def is_on() -> bool:
 
 
 def reads(dtype: torch.dtype) -> bool:
-    """Return whether the compiled kernel multiplies numbers of this dtype on this processor."""
+    """Return whether the compiled kernel can multiply numbers of this dtype on this processor."""
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
 def read_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that the compiled kernel reads: ``dtype`` if it multiplies this dtype, and float32 if not."""
+    """Return the dtype that the compiled kernel reads: ``dtype`` if it can multiply this dtype, float32 if not."""
     return dtype if reads(dtype) else torch.float32
 
 
 @cache
 def _missing() -> Verdict:
-    """Return the verdict if `abilities` returns None."""
+    """Return the verdict for a compiled kernel that is not installed or cannot be loaded."""
     return Verdict((_load()[1] or _NOT_INSTALLED,))
 
 
-_OFF = Verdict(("SACCADE_CPU=off leaves it out",))
-_STEPS = Verdict((), ("its mask has steps, and it would compute the pairs between them",))
+_OFF = Verdict(("SACCADE_CPU=off disables it",))
+_STEPS = Verdict((), ("its mask is strided, and it would also compute the pairs in between",))
 
 
 class Native(KernelWithBackward):
@@ -119,10 +119,10 @@ class Native(KernelWithBackward):
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why the compiled kernel cannot run these inputs, or why `fused` is faster.
 
-        With few keys, other kernels start faster. For a strided mask, the compiled kernel reads all keys and a bit per
-        pair, whereas `fused` gathers only the keys that the stride selects. Half-precision inputs that must be
-        converted are left to other kernels if torch multiplies their dtype fast, or if few queries share a key and no
-        gradients are needed.
+        With few keys, other kernels start faster. For a strided mask, the compiled kernel reads all keys and one bit
+        per pair, whereas `fused` gathers only the keys that the stride selects. Other kernels are also faster for
+        half-precision inputs that must be converted, if torch multiplies their dtype fast, or if few queries share a
+        key and no gradients are needed.
         """
         if request.impl == "auto":
             if not is_on():
@@ -135,7 +135,7 @@ class Native(KernelWithBackward):
             elif kv_len < _FEW_KEYS:
                 return _verdict_of_few_keys(kv_len)
             elif pairs < enough:
-                return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
+                return Verdict((), (f"{pairs:,} pairs are too few to repay packing keys ({enough:,} are needed)",))
             elif request.dropout_p == 0.0 and _should_gather(inputs, read):
                 return _STEPS
             elif read is not dtype and (reason := _reason_against_conversion(inputs)):
@@ -147,7 +147,7 @@ class Native(KernelWithBackward):
         return cost_of(inputs, value_dim, dropout_p, read_dtype(inputs.query.dtype))
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the compiled kernel's backward pass: gradients, partial sums and copies."""
+        """Return the peak bytes of the compiled kernel's backward pass, for gradients, partial sums and copies."""
         return bytes_of_backward(inputs, value_dim, read_dtype(inputs.query.dtype))
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -175,7 +175,7 @@ class Native(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the gradients with respect to query, key, value and the bias's source with the compiled kernel."""
+        """Compute the gradients of query, key, value and the source of the bias with the compiled kernel."""
         dtype = read_dtype(inputs.query.dtype)
         call, grad_out = Call.of(inputs, value, dropped, dtype), prepared(results.grad_out, dtype)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
@@ -202,7 +202,7 @@ class Native(KernelWithBackward):
 
 
 def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
-    """Return the compiled kernel's verdict on inputs, regardless of the request."""
+    """Return the compiled kernel's verdict on the inputs alone, without reasons to prefer other kernels."""
     query, why = inputs.query, []
     if not query.is_cpu:
         why.append(f"it runs on CPUs, not on {query.device.type}")
@@ -217,24 +217,24 @@ def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
     if has_forward_derivatives():
         why.append(NO_FORWARD_DERIVATIVES)
     if not why and cached_plan(inputs) is None:
-        why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
+        why.append("the bounds of its mask are inexact, and one bit for each pair would take too much memory")
     return Verdict(tuple(why)) if why else CAN_RUN
 
 
 @lru_cache
 def _verdict_of_few_keys(count: int) -> Verdict:
-    return Verdict((), (f"{count} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
+    return Verdict((), (f"{count} keys are too few to repay packing them ({_FEW_KEYS} are needed)",))
 
 
 def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
-    """Return why another kernel is faster than converting half-precision inputs to float32; None if it is not."""
+    """Return why other kernels are faster than converting half-precision inputs to float32; None if they are not."""
     (_, heads, q_len, _), dtype = inputs.shape, inputs.query.dtype
     if not aten_flash.multiplies_slowly(dtype):
         return f"torch multiplies {str(dtype).removeprefix('torch.')} on this processor, and it would need float32"
     rows, few = q_len * heads // inputs.key.shape[1], _FEW_ROWS[dtype] if inputs.bias is None else _FEW_BIASED_ROWS
     if rows >= few or any(map(wants_gradient, inputs.leaves)):  # gradients need many products
         return None
-    return f"{rows} queries per key do not repay converting keys to float32"
+    return f"{rows} queries per key are too few to repay converting keys to float32"
 
 
 def _should_gather(inputs: AttentionInputs, dtype: torch.dtype) -> bool:
@@ -247,29 +247,29 @@ def _should_gather(inputs: AttentionInputs, dtype: torch.dtype) -> bool:
 
 
 def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
-    """Return why the compiled kernel cannot read a bias row by row, or cannot compute the gradient of the bias."""
+    """Return why the compiled kernel cannot read a bias, or cannot compute the gradient of the bias."""
     if isinstance(bias, MaskedTerm):
         return [] if bias.term is None else _reasons_of_bias(bias.term, shape)
     source, wants_grad = bias.source, wants_gradient(bias.source)
     if isinstance(bias, DistanceTerm | DecayTerm):
-        reason, fits = "it reads decays as one float32 for each key, which holds no sum of more than 128", False
+        reason, fits = "it reads decays as float32 sums, which are inexact if they span a range of more than 128", False
         if isinstance(bias, DecayTerm):
             fits = bias.has_narrow_range()
         else:
-            reason = "it reads biases by distance, of tokens that follow one by one"
+            reason = "it reads biases by distance only if positions are consecutive and all queries share the bias"
             fits = bias.q_addresses is None and source.shape[2] == 1
         return [] if fits else [reason]
     if not isinstance(bias, DenseTerm):
         return [f"it cannot read a {type(bias).__name__}"]
     if source.shape[3] == 1 < shape[3]:
-        return ["it reads a bias along its keys, and this one has none"]
+        return ["it reads a bias along the keys, and this one has a single column"]
     if wants_grad and source.shape[2] > 1 and source.shape[:2] != shape[:2]:
-        return ["it has no gradient for a written-out bias that items or heads share"]
+        return ["it has no gradient for a dense bias that batch items or heads share"]
     return []
 
 
 def _grad_of_bias(bias: Term, grad: Tensor, call: Call, grad_lse: Tensor | None) -> Tensor:
-    """Convert the compiled kernel's gradient of a bias to the gradient of the bias's source tensor.
+    """Convert the compiled kernel's gradient of a bias to the gradient of the source tensor of the bias.
 
     A constant added to a full row changes only the lse, so its gradient is that of the lse.
     """

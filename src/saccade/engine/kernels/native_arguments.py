@@ -1,4 +1,4 @@
-"""Arguments for the compiled kernel: the plan of a mask, the tensors of a call, and their memory."""
+"""Arguments for the compiled kernel: the plan of a mask and the tensors of a call, with the memory they need."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
 
 class NativePlan(NamedTuple):
-    """The compiled kernel's plan: the allowed pairs of a mask, in indices of queries and keys.
+    """The compiled kernel's plan: the allowed pairs of a mask, given by indices of queries and keys.
 
     Attributes:
-        starts: int32 ``[items * blocks + 1]``: index of the first run of each block of `ROWS` rows; ``items`` is 1 if
-            all batch items have the same mask.
+        starts: int32 ``[items * blocks + 1]``: index in ``runs`` of the first run of each block of `ROWS` rows.
+            ``items`` is 1 if all batch items have the same mask.
         runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind. The visible keys are all keys for kind 0, the
             keys in the row's spans for kind 1, and the keys whose bits are set for kind 2.
         spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
@@ -48,7 +48,7 @@ class NativePlan(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> NativePlan | None:
-        """Build the compiled kernel's plan. Return None if bounds are inexact and there are too many pairs for bits."""
+        """Build the compiled kernel's plan; return None if bounds are inexact and there are too many pairs for bits."""
         rule, (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
         if 0 in inputs.shape:
             blocks = -(-q_len // ROWS)
@@ -75,7 +75,7 @@ class NativePlan(NamedTuple):
         return cls(arrays[0], arrays[1], arrays[2], is_exact)
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of query-key pairs in the panels of all blocks, over batch and heads."""
+        """Return the number of query-key pairs in the panels of all blocks, summed over batch and heads."""
         batch, heads, q_len, kv_len = inputs.shape
         blocks = -(-q_len // ROWS)
         block = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts.numpy())) % max(blocks, 1)
@@ -86,7 +86,7 @@ class NativePlan(NamedTuple):
 
 
 def cached_plan(inputs: AttentionInputs) -> NativePlan | None:
-    """Return the compiled kernel's plan (`NativePlan.of`), cached with the mask's plan."""
+    """Return the compiled kernel's plan (see `NativePlan.of`), cached with the plan of the mask."""
     memo = inputs.plan.memo
     if "native" not in memo:
         with unobserved():
@@ -120,7 +120,7 @@ def _bits(inputs: AttentionInputs) -> Tensor:
 
 
 def held_by_bits(inputs: AttentionInputs) -> MemoryUse:
-    """Return the peak bytes of `cached_bits` while it evaluates the mask, and the bytes of its result."""
+    """Return the peak bytes that `cached_bits` needs to evaluate the mask, and the bytes of its result."""
     words = 8 * math.prod(_shape_of_bits(inputs))
     held = Probe(inputs).held("bits", next(_row_tiles(inputs)), allowed)
     return MemoryUse(words + held.most, words)
@@ -148,7 +148,7 @@ def _key_domain(groups: Ints, first: int, count: int) -> KeyDomain:
 
 
 def _exact_spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
-    """Return the key ranges of each row, ``[items, q_len, spans, 2]``. Return None if they are inexact or too many."""
+    """Return the key ranges of each row, ``[items, q_len, spans, 2]``; None if they are inexact or too many."""
     (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     batch_items = np.repeat(np.asarray(items, dtype=np.int64), q_len)
     rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
@@ -175,9 +175,9 @@ def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[I
 
 
 def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False, kv_len: int = 0) -> Spans:
-    """Return the panels that are entirely within key ranges or, with ``out``, that contain any key of the ranges.
+    """Return the panels that are entirely within key ranges or, with ``out``, contain at least one key of the ranges.
 
-    The last panel may be incomplete. It counts as inside a range that reaches the last key.
+    The last panel may be incomplete. It counts as within a range that extends to the last key.
     """
     starts, ends = keys.starts - first, keys.ends - first
     if not out:
@@ -196,7 +196,7 @@ def _shape_of_bits(inputs: AttentionInputs) -> tuple[int, int, int, int]:
 
 
 def _row_tiles(inputs: AttentionInputs) -> Iterator[Tile]:
-    """Yield tiles of a few rows each, for computing mask bits, over the batch items and heads with separate bits."""
+    """Yield tiles of a few rows for computing mask bits. They cover the batch items and heads with separate bits."""
     (items, heads), (q_len, kv_len) = _num_distinct(inputs), inputs.shape[2:]
     rows = max(1, _PAIRS_AT_ONCE // (items * heads * kv_len))
     for first in range(0, q_len, rows):
@@ -209,12 +209,12 @@ _TASKS = 16  # number of parallel tasks for sums over rows: with fewer heads, ro
 
 
 class Call(NamedTuple):
-    """Arguments for one call of the compiled kernel, and the layout of the bias.
+    """Arguments for one call to the compiled kernel, and the layout of the bias.
 
     Attributes:
         arguments: arguments shared by the forward and the backward pass.
-        places: index of each distance in the bias's source, starting at the first key of the last query; None for a
-            bias stored as rows.
+        places: index of each distance in the source of the bias, starting with the first key of the last query; None
+            for a bias stored as rows.
         table: number of bias values that all rows share; 0 if each row has separate values, -1 without a bias.
         of_rows: the part of the bias that is the same for all keys of a row, float64 ``[batch, heads, q_len]``; None
             for 0. The kernel does not add it.
@@ -227,12 +227,12 @@ class Call(NamedTuple):
 
     @property
     def of_scores(self) -> tuple[Any, ...]:
-        """Arguments that determine the scores: all except the value and the dropout."""
+        """Arguments that determine the scores, that is, all except those for values and dropout."""
         return (*self.arguments[:2], *self.arguments[3:-4])
 
     @classmethod
     def of(cls, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, dtype: torch.dtype) -> Call:
-        """Convert checked inputs to arguments for the compiled kernel, with tensors in the dtype that it reads."""
+        """Convert checked inputs to arguments for the compiled kernel, with tensors in ``dtype``, which it reads."""
         plan, term = known_plan(inputs), inputs.bias
         bits = None if plan.is_exact else cached_bits(inputs)
         visible = None
@@ -268,9 +268,9 @@ def _copied(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float, dtype: torch.dtype) -> Cost:
-    """Return the cost of the compiled kernel's forward pass: copies, results and packed keys.
+    """Return the cost of the compiled kernel's forward pass, including copies, results and packed keys.
 
-    Tensors of other dtypes than ``dtype``, which the kernel reads, are copied.
+    Tensors are copied unless they have ``dtype``, the dtype that the kernel reads.
     """
     (batch, heads, q_len, kv_len), query, key = inputs.shape, inputs.query, inputs.key
     plan, ledger, rows = known_plan(inputs), Ledger(), batch * heads * q_len
@@ -296,7 +296,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float, dtype: to
 
 
 def chunks_of(inputs: AttentionInputs) -> int:
-    """Return the number of parts into which the compiled backward pass splits sums over rows, to occupy all threads."""
+    """Return into how many parts the compiled backward pass splits sums over rows, to occupy all threads."""
     batch, _, q_len, _ = inputs.shape
     return max(1, min(-(-_TASKS // max(1, batch * inputs.key.shape[1])), -(-q_len // ROWS)))
 
@@ -320,7 +320,7 @@ def _padded_width(width: int) -> int:
 def _is_ready(x: Tensor, dtype: torch.dtype) -> bool:
     """Return whether the compiled kernel, which reads ``dtype``, can read a tensor without a copy.
 
-    It requires padded width, stride 1 and aligned rows.
+    The kernel requires a padded width, stride 1 in the last axis, and aligned rows.
     """
     if x.dtype is not dtype or x.shape[3] % _LANES or not x.shape[3] or x.stride(3) != 1 or x.data_ptr() % 4:
         return False
@@ -328,7 +328,7 @@ def _is_ready(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """Return a bias as float32 rows, the indices of its distances in the source, and `Call.table`."""
+    """Return a bias as float32 rows for the compiled kernel, with the values of `Call.places` and `Call.table`."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]

@@ -17,12 +17,12 @@ from saccade.engine.nonfinite import is_clean
 from saccade.support.torch_modes import is_plain
 
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
-"""Statistics of each row, in this order. The list in native/src/arguments.h must be the same."""
+"""Names of the statistics of each row, in the same order as in native/src/arguments.h."""
 _FAR = 1 << 30
 
 
 class Band(NamedTuple):
-    """A range of keys from ``first`` to ``stop``. If ``follows`` is set, both are relative to the row."""
+    """A range of keys, ``first <= key < stop``. If ``follows`` is set, both ends are relative to the row."""
 
     follows: bool
     first: int
@@ -62,11 +62,12 @@ def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> 
 
     Args:
         inputs: inputs that `can_sweep` accepts.
-        bands: ranges of keys whose weights are summed.
+        bands: ranges of keys whose weights are summed for each row.
         ahead: position of query i minus position of key i, for distances.
 
-    Cost: at most the time of one product with the same pairs. Memory for the scores of `ROWS` rows per thread, and
-    O(kv_len) for each part of the column sums, which are added in the same order on any number of threads.
+    Cost: at most the time of one product with the same pairs. Memory is needed for the scores of `ROWS` rows per
+    thread, and O(kv_len) for each part of the column sums. The parts are added in the same order on any number of
+    threads.
     """
     call = Call.of(inputs, inputs.key[:0], None, read_dtype(inputs.query.dtype))  # no values are read
     edges = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]

@@ -1,4 +1,4 @@
-"""Reference: the definition of attention with dense weights. Every other kernel must return the same results."""
+"""Reference: a kernel that computes the definition of attention with dense weights. All other kernels must agree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reference(Kernel):
     name = "reference"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of dense attention: all pairs, and the peak bytes of the dense tensors."""
+        """Return the cost of dense attention, with all pairs and the peak bytes of the dense tensors."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.dtype.itemsize + inputs.compute_dtype.itemsize)
         dropped = Dropped(dropout_p, 0) if dropout_p else None
@@ -48,7 +48,7 @@ class Reference(Kernel):
 def weighted(
     inputs: AttentionInputs, tile: Tile, scores: Tensor, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the output and the lse of a tile of complete rows from the tile's scores and values."""
+    """Compute the output and the lse of a tile of complete rows from its scores and values."""
     weights, lse = normalised(scores)
     if dropped is not None:
         b, h, _ = index_of(inputs, tile)

@@ -1,4 +1,4 @@
-"""Tiled: a kernel for any device that computes blocks of complete rows in torch operations, in linear memory."""
+"""Tiled: a kernel for any device that computes complete rows, block by block, in torch operations and linear memory."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _LARGEST = 40.0  # largest score that needs no shift: e^40 times a million keys 
 
 
 class Tiled(KernelWithBackward):
-    """Exact attention, one block of complete rows at a time. The backward pass recomputes the weights.
+    """Exact attention, computed in blocks of complete rows. The backward pass recomputes the weights.
 
-    It supports what torch's flash operation does not: dropout, gradients of the bias, softcaps, and scores other than
-    dot products.
+    Unlike torch's flash operation, it supports dropout, gradients of the bias, softcaps, and scores other than dot
+    products.
 
     Cost: beyond inputs and outputs, memory is needed for a few blocks of scores, 4 or 8 MB each.
     """
@@ -79,7 +79,7 @@ class Tiled(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the requested gradients with respect to query, key, value, bias, parameters and captured tensors."""
+        """Compute the wanted gradients of query, key, value, bias, parameters and captured tensors."""
         return _backward(inputs, value, dropped, results, wanted)
 
 
@@ -163,7 +163,7 @@ def _backward(
 def _backward_of_modification(
     inputs: AttentionInputs, block: _Block, grad_scores: Tensor, gp: list[Tensor | None]
 ) -> Tensor:
-    """Return the gradient with respect to a block's unmodified scores; add those of captured tensors to ``gp``."""
+    """Return the gradient of a block's scores before modification. Add gradients of captured tensors to ``gp``."""
     if inputs.modification is None or block.capped is None:
         return grad_scores
     place = score_mod_indices(inputs, block.tile)
@@ -200,7 +200,7 @@ def _backward_of_scores(
 
 
 def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients with respect to a block's query, key and parameters, by the score's formula or autograd."""
+    """Return the gradients of a block's query, key and parameters, from the score's own formula or from autograd."""
     function, groups = inputs.tile_function, block.key.shape[1]
     assert function is not None  # callers have checked
     q, grad = folded(block.query, groups), folded(grad, groups)
@@ -216,7 +216,7 @@ def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> 
 
 
 class _Block(NamedTuple):
-    """A block of complete rows of scores, with the query, key and value that it is computed from."""
+    """A block of complete rows of scores, with the queries, keys and values that it is computed from."""
 
     tile: Tile
     query: Tensor
@@ -232,7 +232,7 @@ class _Block(NamedTuple):
         return at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
 
     def add_transposed(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add ``left.mT [.., columns, rows] @ right [.., rows, width]``, summed over the heads of each group."""
+        """Add ``left.mT @ right``, summed over the heads of each group, to the block's columns of ``total``."""
         columns, groups = self.tile.columns, self.key.shape[1]
         if len(left) > 1 or len(columns) > 1:
             self.add_columns(total, transposed_product(left, right, groups))
@@ -242,7 +242,7 @@ class _Block(NamedTuple):
         total_of_block.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
 
     def add_columns(self, total: Tensor, part: Tensor) -> None:
-        """Add ``[batch, groups, columns, width]`` to the block's columns of ``[batch, kv_heads, kv_len, width]``."""
+        """Add ``part [batch, groups, columns, width]`` to the block's columns of ``total`` in place."""
         add_at(total[self.tile.batch, self.groups], part, self.tile.spans, 2)
 
     def words(self, of_all: dropout.Words | None, scratch: _Scratch) -> Tensor | None:
@@ -255,7 +255,7 @@ class _Block(NamedTuple):
 
 
 def _is_small(inputs: AttentionInputs) -> bool:
-    """Return whether scores are so small that the softmax cannot overflow in float32 without subtracting a maximum."""
+    """Return whether scores are so small that exponentials cannot overflow, even if no maximum is subtracted."""
     if not inputs.is_plain or inputs.query.numel() * inputs.key.numel() == 0:
         return False
     longest = [
@@ -275,7 +275,7 @@ def _dropout_words(inputs: AttentionInputs, dropped: Dropped | None) -> dropout.
 def _compute_block(
     inputs: AttentionInputs, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False
 ) -> _Block:
-    """Compute a block of scores, -inf for masked pairs. The next block reuses the memory."""
+    """Compute a block of scores, with -inf for masked pairs. The next block reuses the memory."""
     groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
     columns = joined(piece.spans)
     wide = inputs.compute_dtype
@@ -302,7 +302,7 @@ class _Scratch:
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def like(self, x: Tensor, number: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return uninitialised memory shaped like ``x``. Each ``number`` has a separate buffer."""
+        """Return uninitialised scratch memory shaped like ``x``. Each ``number`` has a separate buffer."""
         return self._shaped(x.shape, number, self._wide if dtype is None else dtype)
 
     def product(self, left: Tensor, right: Tensor, number: int) -> Tensor:

@@ -26,7 +26,7 @@ class Blocks(NamedTuple):
     cut: Cut
 
     def rows(self) -> Iterator[Tile]:
-        """Yield blocks that each cover all batch items and heads, from the first rows to the last."""
+        """Yield the blocks in the order of their rows, each for all batch items and heads of the tile."""
         for start, stop in self.cut.rows:
             piece = few_rows(self.tile, start, stop)
             if piece.width:  # the first rows of a triangle may be empty
@@ -59,7 +59,7 @@ def blocks_of(inputs: AttentionInputs) -> Iterator[Tile]:
 
 
 def pairs_of(inputs: AttentionInputs) -> int:
-    """Return the number of query-key pairs in the tiled kernel's blocks, over batch and heads."""
+    """Return the number of query-key pairs in the tiled kernel's blocks, summed over batch and heads."""
     return sum(blocks.pairs for blocks in cuts_of(inputs))
 
 
@@ -68,7 +68,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
     run = _SimulatedRun(inputs, value_dim, has_dropout=dropout_p > 0.0)
     run.start()
     for blocks in cuts_of(inputs):
-        # The first slices of batch items and heads are the largest. The others need the same memory or less.
+        # The first slices of batch items and heads are the largest. The others need as much memory or less.
         for piece in blocks.rows():
             run.block(piece._replace(batch=blocks.cut.batch[0], heads=blocks.cut.heads[0]))
     run.ledger.free(sum(run.buffers.values()))
@@ -99,7 +99,7 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
 
 
 def _num_score_blocks(inputs: AttentionInputs) -> int:
-    """Return how many score blocks the tiled backward pass stores at once, including those of score functions."""
+    """Return how many blocks of scores the tiled backward pass stores at once, including those for score functions."""
     return 2 + (inputs.softcap is not None) + 2 * (inputs.modification is not None)
 
 
@@ -173,7 +173,7 @@ class _SimulatedRun:
                 ledger.touch(2 * items * heads * piece.height * self._value_dim * wide)
 
     def _compared(self, piece: Tile, size: int) -> int:
-        """Return the bytes that a score function allocates for a block, including the scaled copy of its result."""
+        """Return the bytes that a score's tile function allocates for a block, including a scaled copy of results."""
         held_bytes = getattr(self._inputs.tile_function, "held_bytes", None)
         if held_bytes is None:
             return max(size, self._probe.held("compared", piece, _compared).most)
@@ -199,7 +199,7 @@ class _SimulatedRun:
 
 
 def _is_one_axis(x: Tensor, items: int) -> bool:
-    """Return whether the batch and head axes of keys merge without a copy. If not, a matrix product copies the keys."""
+    """Return whether the batch and head axes of keys merge without a copy. If not, matrix products copy the keys."""
     return items == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 

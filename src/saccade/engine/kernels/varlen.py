@@ -50,7 +50,7 @@ class Varlen(Kernel):
         if 0 in inputs.shape or inputs.query.shape[3] > _WIDEST:
             why.append(f"it needs heads at most {_WIDEST} wide, and no empty inputs")
         elif _packed_mask(inputs) is None:
-            why.append("it supports windows over whole texts, in Documents or alone, with as many queries as keys")
+            why.append("it supports windows over full sequences, in Documents or alone, with as many queries as keys")
         if not inputs.scale > 0.0:
             why.append("it needs a scale above 0")
         if request.dropout_p > 0.0:
@@ -107,7 +107,7 @@ class Varlen(Kernel):
 
 @cache
 def _gqa_option(function: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
-    """Return the option that lets ``varlen_attn`` have fewer key heads than query heads; torch 2.11 needs none."""
+    """Return the option that allows fewer key heads than query heads in ``varlen_attn``; torch 2.11 needs none."""
     return {"enable_gqa": is_grouped} if "enable_gqa" in inspect.signature(function).parameters else {}
 
 
@@ -115,7 +115,7 @@ class _Sequences(NamedTuple):
     """Packed sequences in the format of ``varlen_attn``.
 
     Attributes:
-        packed: lengths and windows of the sequences.
+        packed: lengths and window of the sequences.
         ends: cumulative sequence lengths over all batch items, starting with 0, int32 ``[sequences + 1]``.
         longest: number of tokens in the longest sequence.
         places: indices of the rows that belong to a sequence, int64; None if all do.
@@ -132,7 +132,7 @@ class _Sequences(NamedTuple):
         return rows if self.places is None else rows.index_select(0, self.places)
 
     def scatter(self, rows: Tensor, fill: float, count: int) -> Tensor:
-        """Scatter the sequences' rows ``[rows, ...]`` into ``count`` rows, and fill all other rows with ``fill``."""
+        """Scatter the rows of all sequences into ``count`` rows, and fill the other rows with ``fill``."""
         if self.places is None:
             return rows
         return rows.new_full((count, *rows.shape[1:]), fill).index_copy(0, self.places, rows)
@@ -169,6 +169,6 @@ def _sequences_of(packed: Packed, batch: int, length: int, device: torch.device)
 
 
 def _pairs_in_window(length: int, left: int | None, right: int | None) -> int:
-    """Return the number of query-key pairs in a sequence with ``left`` and ``right`` keys around each query."""
+    """Return the number of query-key pairs in a sequence with a window of ``left`` and ``right`` keys per query."""
     sides = (min(length - 1 if side is None else side, length - 1) for side in (left, right))
     return length + sum(side * length - side * (side + 1) // 2 for side in sides)

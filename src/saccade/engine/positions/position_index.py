@@ -1,4 +1,4 @@
-"""TokenOrder: an index of a position table that finds the columns of the tokens at given positions."""
+"""TokenOrder: an index of a position table, which finds the columns of the tokens at given positions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
-_FARTHEST = 1 << 40  # larger positions, multiplied by the batch items, may overflow int64
-_MOST_RUNS = 16  # most runs of adjacent tokens in an item for which every gap is excluded
+_FARTHEST = 1 << 40  # larger positions, multiplied by the number of batch items, may overflow int64
+_MOST_RUNS = 16  # with at most this many runs of adjacent tokens in each item, every gap is excluded
 
 
 class PositionRange(NamedTuple):
-    """Range of token positions within each group of rows; all fields are ``[groups]``.
+    """The range of token positions in each group of rows; all fields are ``[groups]``.
 
     Attributes:
         first, last: positions of the first and the last token; 0 if there is no token.
-        some: True if any row is a token, not padding.
-        every: True if every row is a token.
+        some: whether any row is a token, not padding.
+        every: whether every row is a token.
     """
 
     first: Ints
@@ -55,7 +55,7 @@ class TokenOrder:
 
     @classmethod
     def of(cls, table: Tensor) -> TokenOrder | None:
-        """Build the index of a position table. Return None if positions decrease or the table is on an accelerator."""
+        """Build the index of a position table; return None if positions decrease or the table is not on the CPU."""
         if table.device.type != "cpu":
             return None
         rows = table.detach().numpy()
@@ -70,18 +70,18 @@ class TokenOrder:
         return len(self._begins) - 1
 
     def key_domain(self, item: Ints) -> KeyDomain:
-        """Return the position domain of each item, from the first token to the last token."""
+        """Return the range of positions from the first to the last token of each item."""
         low, high = self._begins[item], self._begins[item + 1]
         return KeyDomain(*self._ends(low, high, 1))
 
     def among(self, item: Ints, first: Ints, last: Ints) -> PositionRange:
-        """Return the range of token positions in each group of rows, from row ``first`` to row ``last`` (inclusive)."""
+        """Return the range of token positions in rows ``first`` to ``last`` (inclusive) of each group."""
         offset = item * self._len
         low, high = np.searchsorted(self._indices, (offset + first, offset + last + 1))
         return PositionRange(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
 
     def columns(self, item: Ints, positions: Spans, keys: KeyDomain) -> Bounds:
-        """Return the columns of tokens at ``positions``. Bounds are inexact if tokens and padding alternate often."""
+        """Return bounds on the columns of tokens at ``positions``, inexact if tokens and padding alternate often."""
         if not len(self._indices):
             return Bounds.exactly(Spans.nothing(keys))
         place, offset = (item * self._step)[:, None], (item * self._len)[:, None]
@@ -99,7 +99,7 @@ class TokenOrder:
         return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
 
     def consecutive_range(self, item: int, indices: range) -> range | None:
-        """Return the positions of the tokens at ``indices`` as a range; None if there is padding or a gap."""
+        """Return the positions of the tokens at ``indices`` as a range; None if they contain padding or a gap."""
         offset = item * self._len
         low, high = np.searchsorted(self._indices, (offset + indices.start, offset + indices.stop)).tolist()
         if high - low != len(indices) or indices.step != 1:
@@ -110,12 +110,12 @@ class TokenOrder:
         return range(int(positions[0]), int(positions[-1]) + 1)
 
     def span(self, item: int) -> range:
-        """Return the range of positions from the first token of an item to the last token."""
+        """Return the range of positions from the first to the last token of one item."""
         first, stop = self.key_domain(np.asarray([item]))
         return range(int(first[0]), int(stop[0]))
 
     def edges(self, item: int, cuts: Ints) -> Ints:
-        """Return indices to cut at: ends of runs of tokens, and the first token at or after each of `cuts`."""
+        """Return the indices at which rows are cut: ends of token runs, and the first token at or after each cut."""
         low, high = self._begins[item : item + 2].tolist()
         at_cuts = low + np.searchsorted(self._positions[low:high], cuts)
         inner = self._indices[at_cuts[at_cuts < high]] - item * self._len
@@ -140,7 +140,7 @@ class TokenOrder:
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
-        """Return the positions of token ``low`` and of token ``high - 1`` plus ``beyond``; 0 for empty ranges."""
+        """Return the position of token ``low``, and ``beyond`` plus that of token ``high - 1``; 0 for empty ranges."""
         if not len(self._indices):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high

@@ -19,7 +19,7 @@ from saccade.positions.token_positions import GivenPositions, Positions, can_be_
 from saccade.support.errors import value_error
 from saccade.support.torch_modes import is_tracing
 
-_FEW_GAPS = 4  # most positions per row for which the cuts of the mask are listed
+_FEW_GAPS = 4  # maximum number of positions per row for which the cuts of the mask are used
 _FEW_ROWS = 16
 _FEWEST = 1 << 20  # below this value of keys times (rows + 256), planning costs more than it saves
 _NOWHERE = 1 << 62
@@ -80,7 +80,7 @@ def at_origin(rule: Mask, origin: tuple[int, int], shape: tuple[int, int, int, i
 def checked_positions(
     q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int]
 ) -> tuple[Positions, Positions | None]:
-    """Check the positions of queries and keys, at least one of which is not None."""
+    """Check the positions that a user passed for queries, keys or both, and return them."""
     batch, _, q_len, kv_len = shape
     if q_given is None:
         hint = "without it the last query is at the last key's index, which kv_positions may contradict"
@@ -92,7 +92,7 @@ def checked_positions(
 
 
 def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int) -> None:
-    """Raise an error unless the mask covers the positions of all queries and keys, except padding."""
+    """Raise an error unless the mask covers the positions of all queries and keys. Padding is not checked."""
     domain = mask.domain
     if domain == EVERYWHERE:
         return
@@ -107,7 +107,7 @@ def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: i
         if ends[1] < covered.stop and (ends[0] >= covered.start or covered.start == 0):
             continue
         rule = f"cover the positions of all {name}, {ends[0]} to {ends[1]}"
-        hint = "make the mask for this length; give padding position -1"
+        hint = "create the mask for this length; padding has position -1"
         if covered == range(1) and kv_len > 1:
             hint = f"for one column that applies to all keys, pass tensor.expand(..., {kv_len})"
         raise value_error("mask", rule, f"{mask}, which covers {covered.start} to {covered.stop - 1}", hint=hint)
@@ -123,7 +123,7 @@ class PositionedMask(Mask):
     Args:
         mask: the mask on positions.
         q_positions, kv_positions: int64 ``[batch | 1, len]``. Positions below 0 mark padding, which attends to nothing
-            and to which nothing attends.
+            and is never visible.
     """
 
     mask: Mask
@@ -151,7 +151,7 @@ class PositionedMask(Mask):
         return f"{self.mask} at given positions"
 
     def positions(self, b: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Return query and key positions of the tokens at indices ``q`` and ``kv`` of batch items ``b``."""
+        """Return the positions of queries ``q`` and keys ``kv``, both indices, in batch items ``b``."""
         return tuple(  # type: ignore[return-value]
             table[b if len(table) > 1 else 0, index]
             for table, index in ((self.q_positions, q), (self.kv_positions, kv))
@@ -248,7 +248,7 @@ class PositionedMask(Mask):
 def _one_range(bounds: Bounds, items: int, keys: KeyDomain) -> Bounds:
     """Merge the bounds of all batch items into a single range of keys for each group of rows.
 
-    A single range of keys is a view. For few rows, gathering keys costs more than computing some unneeded pairs.
+    The keys in a single range are a view. With few rows, gathering keys costs more than computing unneeded pairs.
     """
     any_row, all_rows = bounds
     first = np.where(any_row.starts < any_row.ends, any_row.starts, _NOWHERE)[:, 0]  # empty slots come last

@@ -1,4 +1,4 @@
-"""Row permutation: reordering of the rows of ``A @ value`` if that makes the mask cheaper to compute."""
+"""Row permutation: computing the rows of ``A @ value`` in another order if that makes the mask cheaper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.masks.grid.row_order import in_order, wanted_order
 # Cost of a pair in square tiles, which have fewer rows and gathered keys, relative to a pair in other tiles;
 # cost of a tile, in pairs.
 _PAIR, _TILE = 2.0, 30_000
-FEWEST = 128  # with fewer rows a permutation gains nothing
+FEWEST = 128  # with fewer rows, a permutation saves nothing
 
 
 class Reordered(NamedTuple):
@@ -29,13 +29,13 @@ class Reordered(NamedTuple):
     places: Tensor
 
     def restored(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Return results ``[batch, heads, q_len, ...]`` with rows in the original order."""
+        """Return output and lse, ``[batch, heads, q_len, ...]``, with rows in the original order."""
         # Via [batch, len, heads, width], because heads merge without a copy in this layout.
         return out.transpose(1, 2).index_select(1, self.places).transpose(1, 2), lse.index_select(2, self.places)
 
 
 def reordered(inputs: AttentionInputs, kernel: Kernel, dropout_p: float) -> Reordered | None:
-    """Return the inputs with rows in the order that the mask prefers, or None if that makes the kernel no cheaper.
+    """Return the inputs with rows in the order that the mask prefers; None if the kernel does not become cheaper.
 
     Cost: a copy of the queries and of the rows of a bias. Keys and values are not copied.
     """

@@ -1,3 +1,3 @@
-"""Tiles: scores of a tile, splitting of tiles, and products of grouped heads."""
+"""Computation on tiles: scores of a tile, splitting of tiles, and products with grouped heads."""
 
 __all__: list[str] = []

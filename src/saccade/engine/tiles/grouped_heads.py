@@ -1,6 +1,6 @@
-"""Grouped-query attention: products where several query heads share one key head, without expanding the keys.
+"""Grouped-query attention: products in which several query heads share a key head, without expanding the keys.
 
-Head h reads key head ``h // (heads // kv_heads)``. The heads of a group are adjacent, so they fold into the rows.
+Head h reads key head ``h // (heads // kv_heads)``. The heads of a group are adjacent, so they are folded into the rows.
 Axis legend: batch B · heads H · kv_heads G · rows R · columns C · width D.
 """
 
@@ -13,12 +13,12 @@ from saccade.plan import Ranges
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Compute ``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``: each query head with its key head."""
+    """Multiply each query head by its key head, ``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``."""
     return grouped(torch.matmul, left, right)
 
 
 def grouped(function: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> Tensor:
-    """Call ``function(left [B, G, R', C], right [B, G, ...])`` with each group's query heads folded into rows R'."""
+    """Return ``function(left, right)``, called with the query heads of each group in ``left`` folded into the rows."""
     if left.shape[1] == right.shape[1]:
         return function(left, right)
     out = function(folded(left, right.shape[1]), right)
@@ -37,7 +37,7 @@ def folded(x: Tensor, groups: int) -> Tensor:
 
 
 def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:
-    """Return the slice of key heads for a slice of query heads, which must be a single head or full groups."""
+    """Return the slice of key heads that belongs to a slice of query heads, which is one head or full groups."""
     if num_kv_heads == 0:
         return slice(0, 0)
     share = num_heads // num_kv_heads
@@ -48,14 +48,14 @@ _SEVERAL = 4  # from this number of ranges on, testing for regularity pays off
 
 
 def at(x: Tensor, span: range, dim: int) -> Tensor:
-    """Return a view of the range ``span`` of ``x`` along ``dim``, such as some rows or some keys."""
+    """Return a view of ``x`` at the indices ``span`` along ``dim``, such as some rows or some keys."""
     if span.step == 1:
         return x.narrow(dim, span.start, len(span))
     return x[(slice(None),) * dim + (slice(span.start, span.stop, span.step),)]
 
 
 def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
-    """Return several ranges of ``x`` along ``dim``, as a view for a single range and as a copy for more."""
+    """Return ``x`` at several ranges of indices along ``dim``: a view for a single range, a copy for more ranges."""
     if len(ranges) == 1:
         return at(x, ranges[0], dim)
     if len(ranges) >= _SEVERAL and _is_regular(ranges):
@@ -67,7 +67,7 @@ def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
 
 
 def add_at(total: Tensor, part: Tensor, ranges: Ranges, dim: int) -> None:
-    """Add ``part`` to ``total`` at ranges along ``dim`` in place. This is the transpose of `take`."""
+    """Add ``part`` to ``total`` in place, at several ranges of indices along ``dim``: the transpose of `take`."""
     start = 0
     for span in ranges:
         at(total, span, dim).add_(part.narrow(dim, start, len(span)))

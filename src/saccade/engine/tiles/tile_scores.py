@@ -1,6 +1,6 @@
-"""Scores of one tile, and the softmax of its complete rows.
+"""The scores of a tile, and the softmax of complete rows.
 
-Operations apply in this order: scale, softcap, the user's score function, bias, mask.
+Operations are applied in this order: scale, softcap, the user's score function, bias, mask.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from saccade.support.called_function import called_function
 from saccade.support.torch_modes import has_values, is_transformed, unobserved
 
 ROOM_FOR_HIDDEN = 1 << 23  # entries of masked pairs that a plan may cache: 8 MB
-_NEVER = -1000.0  # exp(x) and 0 * x are 0 in every dtype, so unlike -inf, it needs no special case
+_NEVER = -1000.0  # exp(x) and 0 * x are 0 in every dtype, so unlike -inf, this number needs no special case
 
 
 def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
@@ -37,7 +37,7 @@ def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
 
 
 def visible_scores(inputs: AttentionInputs, q: Tensor, k: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
-    """Compute the scores of a tile before masking, from its queries, its keys and its part of the bias."""
+    """Compute the scores of a tile before masking, from the queries, keys and bias of the tile."""
     scores = product(q * inputs.scale, k.mT) if inputs.tile_function is None else compared(inputs, q, k)
     return biased(inputs, modified(inputs, capped(inputs, scores), tile), bias)
 
@@ -48,7 +48,7 @@ def _can_write(scores: Tensor) -> bool:
 
 
 def compared(inputs: AttentionInputs, q: Tensor, k: Tensor) -> Tensor:
-    """Compute the scaled scores of a tile with the score's own function, ``[batch, heads, rows, columns]``."""
+    """Compute the scaled scores of a tile with the score's tile function, ``[batch, heads, rows, columns]``."""
     function, parameters = inputs.tile_function, inputs.parameters
     assert function is not None  # callers have checked
     return grouped(lambda left, right: function(left, right, *parameters), q, k) * inputs.scale
@@ -71,7 +71,7 @@ def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
 
 
 def score_mod_indices(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return a score function's index arguments for a tile: batch items, heads and positions (0 for padding)."""
+    """Return the index arguments of a score function for a tile: batch items, heads, positions (0 for padding)."""
     b, h, _ = index_of(inputs, tile)
     q, kv = positions(inputs, tile)
     return (b, h, q, kv) if at_positions(inputs.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
@@ -86,7 +86,7 @@ def biased(inputs: AttentionInputs, scores: Tensor, bias: Tensor | None) -> Tens
 
 
 def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
-    """Write -inf to the scores of masked pairs in place, only in column ranges that contain masked pairs."""
+    """Set the scores of a tile's masked pairs to -inf in place, skipping column ranges without masked pairs."""
     start = 0
     for strip in tile.columns if has_values(scores) else ():
         stop = start + len(strip.keys)
@@ -98,18 +98,18 @@ def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
 
 
 def caches_hidden(inputs: AttentionInputs) -> bool:
-    """Return whether the masked pairs of a tile are cached with the plan."""
+    """Return whether the masked pairs of tiles are cached with the plan."""
     return inputs.rule.is_value and inputs.rule.shape == (1, 1)
 
 
 def key_of_hidden(inputs: AttentionInputs, tile: Tile) -> Hashable:
-    """Return a cache key for a tile with one column range. Tiles with equal keys mask the same pairs."""
+    """Return a cache key for the masked pairs of a tile with one column range. Equal keys mean equal masked pairs."""
     (strip,) = tile.columns
     return ("hidden", inputs.device, tile.height, len(strip.keys), strip.partial)
 
 
 def _cached_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Return the masked pairs in one column range of a tile, cached with the plan if the mask cannot change."""
+    """Return the masked pairs of a tile with one column range, cached with the plan if the mask cannot change."""
     if not caches_hidden(inputs):
         return hidden(inputs, tile)
     key, memo = key_of_hidden(inputs, tile), inputs.plan.memo
@@ -152,14 +152,14 @@ def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
 
 
 def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three index tensors for a mask on a tile: batch items, heads and rows, int64, each along its own axis."""
+    """Return a mask's arguments for a tile: batch items, heads and rows, three int64 tensors along different axes."""
     b, h = (torch.arange(span.start, span.stop, device=inputs.device) for span in (tile.batch, tile.heads))
     q = _index_tensor((tile.rows,), inputs.origin[0], inputs.device)
     return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
 
 
 def _columns_of(inputs: AttentionInputs, spans: Ranges) -> Tensor:
-    """Return columns of a tile in the coordinates of the mask, int64 ``[1, 1, 1, columns]``."""
+    """Return columns of a tile in coordinates of the mask, int64 ``[1, 1, 1, columns]``."""
     return _index_tensor(spans, inputs.origin[1], inputs.device)[None, None, None, :]
 
 
@@ -210,7 +210,7 @@ def normalised(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Rows(NamedTuple):
-    """Complete rows of a softmax.
+    """The softmax of complete rows of scores.
 
     Attributes:
         weights: ``[batch, heads, rows, columns]``; 0 in a row without visible keys.

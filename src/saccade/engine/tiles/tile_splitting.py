@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from saccade.plan import ColumnRange, Tile, Triangle
 
-_BLOCK_ENTRIES = 1 << 18  # weights that are read at a time: about a megabyte, which fits into a core's L2 cache
-_FEWEST_ROWS = 16  # rows of a chunk: matrix products of fewer rows are slow
+_BLOCK_ENTRIES = 1 << 18  # weights that are computed at a time: about a megabyte, which fits into a core's L2 cache
+_FEWEST_ROWS = 16  # smallest number of rows in a chunk, because matrix products with fewer rows are slow
 
 
 class Cut(NamedTuple):
-    """The split of a tile. Each combination of batch items, heads and rows is one chunk.
+    """A split of a tile into chunks, one for each combination of batch items, heads and rows.
 
     Attributes:
         batch, heads: slices of batch items and of heads, largest first.
-        rows: (start, stop) of rows, counted from the tile's first row.
+        rows: (start, stop) of each group of rows, counted from the tile's first row.
     """
 
     batch: tuple[slice, ...]
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
 
 def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]:
-    """Yield chunks of a tile. Each has complete rows, with all columns of the tile; see `cut`."""
+    """Yield the chunks of a tile, each with all columns that its rows need; see `cut`."""
     split = cut(tile, share=share, rows=rows, entries=entries)
     for batch in split.batch:
         for heads in split.heads:
@@ -59,7 +59,7 @@ def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
 
 
 def few_rows(tile: Tile, start: int, stop: int) -> Tile:
-    """Return rows ``start`` to ``stop`` of a tile, with only those columns of a triangle that these rows need."""
+    """Return rows ``start`` to ``stop`` of a tile, without the columns of a triangle that these rows do not need."""
     if stop - start == tile.height:
         return tile
     columns: list[ColumnRange] = []
@@ -69,7 +69,7 @@ def few_rows(tile: Tile, start: int, stop: int) -> Tile:
 
 
 def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
-    """Yield the part of a column range that some rows of a tile need, with new residual keys for these rows."""
+    """Yield the parts of a column range that some rows of a tile need, with cache keys for these rows' masked pairs."""
     partial = strip.partial
     if partial is True:
         yield strip
@@ -86,9 +86,9 @@ def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRa
 
 
 def part_of(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
-    """Yield the part of a tile for a batch item, a head and some rows (None: all), in chunks of about a megabyte.
+    """Yield the part of a tile for a batch item, a head and some rows (None for all), in chunks of about a megabyte.
 
-    A small part is one chunk; a larger one is split into a few rows of one head and one batch item at a time.
+    A small part is a single chunk. A larger part is split into chunks with a few rows of one head of one batch item.
     """
     first, last = (0, tile.height) if rows is None else (bisect_left(tile.rows, end) for end in (rows.start, rows.stop))
     items, heads = tile.batch, tile.heads

@@ -1,3 +1,3 @@
-"""Convert tensors, text and masks of other libraries to masks, and back."""
+"""Conversion of tensors, text and the masks of other libraries to masks, and back."""
 
 __all__: list[str] = []

@@ -28,7 +28,7 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
     Args:
         mask: None, a `Mask`, a bool tensor, a function ``(b, h, q, kv) -> bool``, or torch's ``causal_lower_right``
             or ``causal_upper_left``.
-        shape: (batch, heads, q_len, kv_len) that the mask must fit.
+        shape: (batch, heads, q_len, kv_len) of the attention, which the mask must fit.
 
     Raises:
         TypeError: the mask is a float or integer tensor or has an unsupported type; the shape is not a tuple of four.
@@ -56,9 +56,9 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
 def _hint_for_text_or_class(mask: object) -> str | None:
     """Return an error hint if the user passed text or a class as a mask; None otherwise."""
     if isinstance(mask, str):
-        return "masks.parse(...) reads one: masks.parse('causal & window(4, 0)')"
+        return "to parse text, call masks.parse('causal & window(4, 0)')"
     if isinstance(mask, type) and issubclass(mask, Mask):
-        return f"make one: masks.{mask.__name__}(...)"
+        return f"create an instance: masks.{mask.__name__}(...)"
     return None
 
 
@@ -97,7 +97,7 @@ def _hint_for_keys(mask: Tensor, shape: tuple[int, int, int, int], cast: str = "
     batch, _, _, kv_len = shape
     if mask.shape != (batch, kv_len) or mask.is_floating_point():
         return None
-    return f"for a mask of keys per item, [batch, kv_len], pass mask{cast}[:, None, None, :] with True at tokens"
+    return f"for a mask of each item's keys, [batch, kv_len], pass mask{cast}[:, None, None, :] with True at tokens"
 
 
 def starts_at_first_key(bias: Any) -> bool:
@@ -110,7 +110,7 @@ def from_causal_bias(bias: Any, q_len: int, kv_len: int, name: str) -> Mask:
 
     Args:
         bias: a result of ``causal_upper_left`` or ``causal_lower_right``.
-        q_len, kv_len: lengths that the bias must have.
+        q_len, kv_len: expected lengths of the bias.
         name: name of the argument, for the error message.
 
     Raises:

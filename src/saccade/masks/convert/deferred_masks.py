@@ -1,7 +1,7 @@
-"""Masks of a traced program that depend on tensor values. The values are read when attention runs.
+"""Masks in a traced program that depend on tensor values. The values are read when attention runs.
 
 A compiler traces a program without values, and the program must then be correct for any values and any lengths. Each
-class here is a placeholder for a mask until the attention operator runs and calls `Unread.read`.
+class here stands in for a mask until the attention operator runs and calls `Unread.read`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Shape = tuple[int, int, int, int]
 
 
 class Pairs(NamedTuple):
-    """Pairs of queries and keys: int64 tensors of batch items, heads, query indices and key indices that broadcast."""
+    """Query-key pairs, as broadcastable int64 tensors: batch items, heads, query indices and key indices."""
 
     b: Tensor
     h: Tensor
@@ -30,7 +30,7 @@ class Pairs(NamedTuple):
 
 
 class AtOrigin(NamedTuple):
-    """A mask with the positions of the first query and the first key; further positions are consecutive."""
+    """A mask, and the positions of the first query and the first key. The other positions follow consecutively."""
 
     mask: Mask
     origin: tuple[int, int]
@@ -48,18 +48,18 @@ class Unread(Mask):
 
     @abstractmethod
     def read(self, shape: Shape) -> Mask | AtOrigin:
-        """Return the mask for the current values of its tensors. The operator calls this method; tracing does not."""
+        """Return the mask for the current values of its tensors. The attention operator calls this after tracing."""
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]: ...
 
     def at_indices(self, pairs: Pairs, shape: Shape) -> Tensor:
-        """Return which pairs the mask allows at default positions, without reading values."""
+        """Return which of the pairs the mask allows at default positions, without reading values."""
         return self.allows(pairs.b, pairs.h, pairs.q + (shape[3] - shape[2]), pairs.kv)
 
 
 def read_mask(mask: Mask, shape: Shape) -> Mask | AtOrigin:
-    """Return the mask. If it is `Unread`, return the mask that it is a placeholder for."""
+    """Return the mask for which an `Unread` mask is a placeholder. Return other masks unchanged."""
     return mask.read(shape) if isinstance(mask, Unread) else mask
 
 
@@ -118,11 +118,11 @@ class Converted(Unread):
 
     @property
     def separates_documents(self) -> bool:
-        """True if positions in ``rule`` count from the start of each document."""
+        """Whether positions in ``rule`` count from the start of each document."""
         return self.function in _DOCUMENTS
 
     def within(self, pattern: Mask) -> Converted:
-        """Return this mask with a pattern joined to the rule within each document."""
+        """Return this mask with its rule within each document joined with a pattern by ``&``."""
         return Converted(self.function, self.tensor, pattern if self.rule is None else pattern & self.rule)
 
     def read(self, shape: Shape) -> Mask:
@@ -151,7 +151,7 @@ class Converted(Unread):
         return Dense(allowed[:, None, None, :] if x.dim() == 2 else allowed)
 
     def _document(self, b: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the document index of each position, -1 if none, and the position where that document starts."""
+        """Return the document index of each position (-1 if none) and the start position of that document."""
         x = self.tensor.to(positions.device)
         if self.function == "from_cu_seqlens":
             number = (positions[..., None] >= x[1:]).sum(-1)

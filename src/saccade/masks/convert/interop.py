@@ -1,4 +1,4 @@
-"""Convert masks of other libraries: attention masks, lengths of packed documents, windows, block masks."""
+"""Conversion of masks from other libraries: attention masks, lengths of packed documents, windows, block masks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from saccade.support.validation import check_int, check_type, is_integer
 
 
 def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
-    """Convert a ``key_padding_mask`` of ``nn.MultiheadAttention``, where True means *ignore this key*, to a mask.
+    """Convert a ``key_padding_mask`` for ``nn.MultiheadAttention``, where True means *ignore this key*, to a mask.
 
     Args:
         key_padding_mask: bool ``[batch, kv_len]``, True at padding. Everywhere else in saccade True means *may attend*;
@@ -51,7 +51,7 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
 
 
 def from_attention_mask(attention_mask: Tensor) -> Mask:
-    """Convert an ``attention_mask`` of transformers (1 for tokens, 0 for padding) to a mask.
+    """Convert an ``attention_mask`` from transformers (1 for tokens, 0 for padding) to a mask.
 
     The mask hides *keys* only; join it with the pattern of the model:
     ``Causal() & from_attention_mask(attention_mask)``.
@@ -120,7 +120,7 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents |
         return Converted("from_cu_seqlens", ends, _checked_rule(rule))
     if ends.dim() != 1 or not len(ends) or int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
         got = shown(ends.tolist()) if ends.dim() == 1 else list(ends.shape)
-        raise value_error(name, "begin with 0 and never decrease, [texts + 1]", got)
+        raise value_error(name, "begin with 0 and never decrease, [documents + 1]", got)
     return Documents(ends.diff().tolist(), _checked_rule(rule))
 
 
@@ -150,21 +150,21 @@ def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documen
     goes_on[:, 1:] = table.diff(dim=1) == 1
     if not bool(begins[:, 0].all()) or not bool((begins | goes_on).all()):
         hint = "for tokens that follow others in a cache, pass q_positions and kv_positions"
-        raise value_error(name, "count 0, 1, 2, … from the start of each text", "other positions", hint=hint)
+        raise value_error(name, "count 0, 1, 2, … from the start of each document", "other positions", hint=hint)
     starts = [row.nonzero()[:, 0].tolist() for row in begins]
     lengths = [[b - a for a, b in zip(row, [*row[1:], table.shape[1]], strict=True)] for row in starts]
     return Documents(lengths, _checked_rule(rule))
 
 
 def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
-    """Convert a ``sliding_window`` of transformers or a ``window_size`` of FlashAttention to a mask.
+    """Convert a ``sliding_window`` from transformers or a ``window_size`` from FlashAttention to a mask.
 
     >>> from_sliding_window(4), from_sliding_window((3, -1))
     (Window(left=3, right=0), Window(left=3, right=None))
 
     Args:
-        sliding_window: number of keys up to and including the query's position (transformers); or (keys before, keys
-            after) the query, where -1 means no limit (FlashAttention); or None for `Causal`.
+        sliding_window: number of keys up to and including the query's position (transformers); or numbers of (keys
+            before, keys after) the query, where -1 means no limit (FlashAttention); or None for `Causal`.
 
     Raises:
         TypeError: the argument has a different type.
@@ -184,7 +184,7 @@ def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
 
 
 def from_block_mask(block_mask: Any) -> Mask:
-    """Convert a ``BlockMask`` of FlexAttention to a mask that applies its function within its blocks.
+    """Convert a ``BlockMask`` from FlexAttention to a mask that applies its function within its blocks.
 
     Args:
         block_mask: a result of ``create_block_mask``. Its function counts queries from 0, whereas in the returned mask
@@ -228,7 +228,7 @@ def _of_tokens(is_token: Tensor) -> Mask:
 
 
 def _whole_numbers(name: str, given: object) -> Tensor:
-    """Convert ints from another library (lengths or ids, as a tensor or list) to a tensor with readable values."""
+    """Convert lengths or ids from another library (an int tensor or a list of ints) to an int64 tensor."""
     numbers = given
     if isinstance(given, list | tuple) and all(is_integer(x) and abs(int(x)) < 1 << 62 for x in given):
         numbers = torch.tensor([int(x) for x in given], device="cpu")

@@ -1,4 +1,4 @@
-"""Pack sequences of different lengths into one batch item without padding, and unpack results."""
+"""Packing of sequences of different lengths into one batch item without padding, and unpacking of results."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Packed(NamedTuple):
         return torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.tokens.device)
 
     def targets(self) -> Tensor:
-        """Return the next token of each token id, int64 ``[1, total]``, and -100 for the last token of each sequence.
+        """Return the token that follows each token, int64 ``[1, total]``, and -100 for the last token of each sequence.
 
-        Losses of torch and transformers ignore -100, so no sequence predicts the first token of the one behind it. The
-        targets are for logits of the same position; models that shift labels themselves need other labels.
+        Losses in torch ignore -100, so no sequence is trained to predict the first token of the next one. The targets
+        belong to the logits at the same positions; for models that shift labels themselves, use `labels`.
 
         Raises:
             TypeError: the packed tensors are not token ids, ints ``[length]``.
@@ -50,14 +50,32 @@ class Packed(NamedTuple):
             >>> pack([torch.tensor([5, 6, 7]), torch.tensor([8, 9])]).targets()
             tensor([[   6,    7, -100,    9, -100]])
         """
-        if self.tokens.dim() != 2 or self.tokens.is_floating_point() or self.tokens.is_complex():
-            got = f"{list(self.tokens.shape)} {self.tokens.dtype}"
-            raise type_error("packed", "contain token ids, ints [1, total]", got)
+        self._check_token_ids()
         targets = self.tokens.long().roll(-1, 1)
         return targets.index_fill_(1, self.cu_seqlens[1:].long()[self.cu_seqlens.diff() > 0] - 1, IGNORED)
 
+    def labels(self) -> Tensor:
+        """Return the token ids, int64 ``[1, total]``, with -100 for the first token of each sequence.
+
+        These are the ``labels`` of models that shift them themselves, as those of transformers do. See `targets`.
+
+        Raises:
+            TypeError: the packed tensors are not token ids, ints ``[length]``.
+
+        Example:
+            >>> pack([torch.tensor([5, 6, 7]), torch.tensor([8, 9])]).labels()
+            tensor([[-100,    6,    7, -100,    9]])
+        """
+        self._check_token_ids()
+        return self.tokens.long().masked_fill(self.position_ids == 0, IGNORED)
+
+    def _check_token_ids(self) -> None:
+        if self.tokens.dim() != 2 or self.tokens.is_floating_point() or self.tokens.is_complex():
+            got = f"{list(self.tokens.shape)} {self.tokens.dtype}"
+            raise type_error("packed", "contain token ids, ints [1, total]", got)
+
     def mask(self, rule: Mask | None = None) -> Documents:
-        """Return a mask that restricts attention to each packed sequence; ``rule`` counts positions from its start."""
+        """Return the mask that separates the packed sequences. ``rule`` counts positions from each sequence's start."""
         return Documents(self.lengths, rule)
 
     def unpack(self, packed: Tensor, dim: int = 1) -> tuple[Tensor, ...]:
@@ -88,7 +106,7 @@ def pack(texts: Sequence[Tensor]) -> Packed:
 
     Raises:
         TypeError: ``texts`` is not a list of tensors.
-        ValueError: there are no texts, or their widths, dtypes or devices differ.
+        ValueError: there are no tensors, or their widths, dtypes or devices differ.
 
     Example:
         >>> packed = pack([torch.ones(2, 8), torch.zeros(3, 8)])
@@ -101,7 +119,7 @@ def pack(texts: Sequence[Tensor]) -> Packed:
         hint = "[x[:n] for x, n in zip(batch, lengths)] splits a padded batch"
         raise type_error("texts", "be a list of tensors [length, ...]", kind(texts), hint=hint)
     if not texts:
-        raise value_error("texts", "contain at least one text", "none")
+        raise value_error("texts", "contain at least one tensor", "none")
     first = check_type("texts", texts[0], Tensor, "contain tensors")
     for text in texts:
         check_type("texts", text, Tensor, "contain tensors")

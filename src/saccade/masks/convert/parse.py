@@ -1,4 +1,4 @@
-"""Parse masks from text: from a command-line option such as ``causal & window(128, 0)``, or as Python prints them."""
+"""Parsing of masks from text, as in a command-line option (``causal & window(128, 0)``) or as Python prints them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _INCOMPLETE = ("Dense", "Predicate")  # masks that do not print all of their con
 
 
 class _Name(NamedTuple):
-    """A mask name that the parser accepts, with its syntax and the function that builds the mask from numbers."""
+    """A mask name that the parser accepts: its syntax, and the function that builds the mask from numbers."""
 
     form: str
     of: Callable[..., Mask]
@@ -79,9 +79,9 @@ def parse(text: str) -> Mask:
     ``longformer(256, 0)``                ``longformer(256, [0])``: keys on each side, and positions
     ====================================  =========================================================
 
-    A mask may also be written as it is printed, such as ``Window(left=4, right=0)``, with any argument that is made of
+    A mask may also be written as Python prints it, such as ``Window(left=4, right=0)``, with arguments composed of
     ints, strings, tuples, lists and masks. `Dense` and `Predicate` print only a part of their contents, so they cannot
-    be read.
+    be parsed.
 
     Example:
         >>> parse("causal & (window(2, 0) | global(0))")
@@ -179,7 +179,7 @@ class _Parser:
 
     @property
     def is_printed(self) -> bool:
-        """Whether the next tokens are the name of a mask's class and a bracket, as Python prints a mask."""
+        """Whether the next tokens are the name of a mask class and an opening bracket, as Python prints masks."""
         is_class = self.word[:1].isupper() and self.word in masks.__all__ and self.word != "Mask"
         return is_class and self.next_word == "("
 
@@ -194,7 +194,7 @@ class _Parser:
         return self.build(kind, index, form, *self.arguments())
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Parse the arguments of a call in Python: values, then names with values."""
+        """Parse the arguments of a mask as Python prints them: positional values, then keyword arguments."""
         if not self.consume("("):
             raise self.error_at("have a bracket here")
         self.open_bracket()
@@ -208,7 +208,7 @@ class _Parser:
                 self.index += 2
                 named[name] = self.value()
             elif named:
-                raise self.error_at("name every argument behind a named one")
+                raise self.error_at("name every argument after a named one")
             else:
                 positional.append(self.value())
             self.separator(")")
@@ -216,7 +216,7 @@ class _Parser:
         return positional, named
 
     def value(self) -> Any:
-        """Parse an argument: an int, a string, a constant, a list, a tuple or a mask."""
+        """Parse one argument of a printed mask: an int, a string, a constant, a list, a tuple or a mask."""
         word = self.word
         if word == "[" or self.index in self.tuples:
             return self.sequence("]" if word == "[" else ")")
@@ -282,7 +282,7 @@ class _Parser:
     def error_at(
         self, rule: str, index: int | None = None, *, cause: Exception | None = None, hint: str | None = None
     ) -> ValueError:
-        """Return the error for invalid mask text. It shows the text and points at a token, by default the next one."""
+        """Return the error for invalid mask text. It shows the text and points at a token (by default, the next)."""
         word, start = self.tokens[self.index if index is None else index]
         before = ("..." if start > _SHOWN else "") + escaped(self.text[max(start - _SHOWN, 0) : start])
         after = self.text[start : start + _SHOWN] + ("..." if len(self.text) > start + _SHOWN else "")
@@ -293,7 +293,7 @@ class _Parser:
 
 
 def _tuples(words: Iterable[str]) -> set[int]:
-    """Return the indices of the brackets ``(`` that are empty or contain a comma of their own, as tuples in Python."""
+    """Return the indices of brackets that open a tuple, because they are empty or directly contain a comma."""
     found: set[int] = set()
     opened: list[int] = []
     before = ""

@@ -1,4 +1,4 @@
-"""Find the standard pattern equal to a mask (full, causal, window, documents, prefix, padding); transpose a mask."""
+"""Recognition of masks that equal a standard pattern, such as causal, window or padding; transposition of masks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from saccade.plan.key_ranges import Ints
 
 
 def describe(mask: Mask) -> Mask | None:
-    """Return the standard pattern that is equal to ``mask`` at every length, or None if there is none.
+    """Return the standard pattern that equals ``mask`` at every length, or None if there is none.
 
     >>> describe(Causal() & Window(4, 2)), describe(Documents([2, 3]) & Causal()), describe(~Causal())
     (Window(left=4, right=0), Documents(lengths=((2, 3),), rule=Causal()), None)
@@ -102,11 +102,11 @@ def window_size(mask: Mask) -> int | None:
 
 
 class Packed(NamedTuple):
-    """A pattern of packed sequences: queries attend to a window within their own sequence.
+    """A mask pattern for packed sequences: queries attend to a window within their own sequence.
 
     Attributes:
         lengths: lengths of the sequences in each batch item; a single item applies to the full batch.
-        left, right: keys on either side of the query's position; None for no limit.
+        left, right: numbers of keys on either side of the query's position; None for no limit.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -132,7 +132,7 @@ def packed_of(mask: Mask, length: int) -> Packed | None:
 
 
 def transposed(mask: Mask) -> Mask | None:
-    """Return the transposed mask, which allows (kv, q) where ``mask`` allows (q, kv); None if it is not supported.
+    """Return the transposed mask, which allows (kv, q) where ``mask`` allows (q, kv); None for unsupported masks.
 
     Example:
         >>> transposed(Causal() & Global([0], sees=False))
@@ -173,13 +173,13 @@ class RowRanges(NamedTuple):
 
     @property
     def position(self) -> Ints:
-        """Positions of the queries to which the rows belong."""
+        """Query position of each row of key ranges."""
         rows = self.starts.shape[1]
         return np.arange(self.columns - rows, self.columns)
 
 
 def describe_ranges(ranges: RowRanges) -> Mask | None:
-    """Return the standard pattern, with or without padding, that allows exactly the given ranges; None if none exists.
+    """Return the standard pattern, possibly with padding, that allows exactly the given ranges; None if none does.
 
     A candidate is derived from the ends of the ranges and then compared with every row. Cost: O(items * rows).
     """
@@ -197,7 +197,7 @@ def describe_ranges(ranges: RowRanges) -> Mask | None:
 
 
 def _window_of_rows(ranges: RowRanges, first: Ints | int, stop: Ints | int) -> Mask | None:
-    """Return the window mask that matches visible ranges within keys ``first`` to ``stop``; None if there is none."""
+    """Return the window mask that matches the visible ranges within keys ``first`` to ``stop``; None if none does."""
     (starts, ends, _), position = ranges, ranges.position
     some = starts < ends
     distances = (position - starts)[some & (starts > first)], (ends - 1 - position)[some & (ends < stop)]
@@ -211,7 +211,7 @@ def _window_of_rows(ranges: RowRanges, first: Ints | int, stop: Ints | int) -> M
 
 
 def _padding_of_rows(first: Ints, stop: Ints, columns: int) -> Mask | None:
-    """Return the padding mask that allows exactly keys ``first[b]`` to ``stop[b]`` of item b; None if there is none."""
+    """Return the padding mask that allows exactly keys ``first[b]`` to ``stop[b]`` of item b; None if none does."""
     nothing = first >= stop
     if (nothing | (first == 0)).all():
         return Prefix(int(stop[0])) if len(stop) == 1 else Padding(stop.tolist())
@@ -221,7 +221,10 @@ def _padding_of_rows(first: Ints, stop: Ints, columns: int) -> Mask | None:
 
 
 def _documents_of_rows(ranges: RowRanges) -> Mask | None:
-    """Return the documents mask that matches visible ranges. Documents begin where no row sees across the boundary."""
+    """Return the documents mask that matches the visible ranges; None if none does.
+
+    A document begins where no row sees keys on the other side.
+    """
     (starts, ends, columns), position = ranges, ranges.position
     before = np.maximum.accumulate(ends, 1)[:, :-1]
     behind = np.minimum.accumulate(starts[:, ::-1], 1)[:, -2::-1]

@@ -1,4 +1,4 @@
-"""Recognise patterns in bool mask tensors. A tensor is read once, and again only after it has been modified."""
+"""Recognition of patterns in bool mask tensors. A tensor is read once, and again only after it has been modified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Bools = npt.NDArray[np.bool_]
 def recognise_tensors(
     mask: Mask, shape: tuple[int, int, int, int], origin: tuple[int, int], *, may_cache: bool = True
 ) -> Mask:
-    """Replace each bool tensor in ``mask`` by the pattern that it equals, or by a few key ranges per row.
+    """Replace each bool tensor in ``mask`` by an equal pattern, or by a few key ranges per row.
 
     Args:
         mask: any mask.
@@ -58,13 +58,13 @@ def recognise_tensors(
 
 
 def _fits(mask: Dense, shape: tuple[int, int, int, int], origin: tuple[int, int]) -> bool:
-    """Return whether a mask tensor has the shape of the attention. A mask tensor hides all pairs outside its shape."""
+    """Return whether a mask tensor covers exactly the pairs of the attention; it would hide all pairs outside of it."""
     _, _, rows, columns = mask.allowed.shape
     return columns == shape[3] and origin[1] == 0 and (rows == 1 or (rows, columns - rows) == (shape[2], origin[0]))
 
 
 class _CachedPatterns(NamedTuple):
-    """Cache of the patterns recognised in views of a mask tensor, with the address and version of the tensor."""
+    """The patterns recognised in views of a mask tensor, with the memory and version of the tensor at that time."""
 
     memory: StorageWeakRef
     version: int
@@ -94,7 +94,7 @@ def _cached_pattern(allowed: Tensor, *, may_cache: bool) -> Mask | None:
 
 
 def _counts_writes(owner: Tensor) -> bool:
-    """Return whether torch counts all writes to a mask tensor. Writes by collectives are not counted."""
+    """Return whether torch counts all writes to a mask tensor. It does not count writes by collectives, for example."""
     if owner.is_inference() or owner.is_shared() or not owner.untyped_storage().resizable():
         return False
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
@@ -154,7 +154,7 @@ def _as_array(allowed: Tensor) -> Bools:
 
 
 def _changes(visible: Bools) -> tuple[Ints, Ints] | None:
-    """Return the rows and columns where visible ranges of a mask tensor start or end; None if there are too many."""
+    """Return the row and column of each start and end of a visible range in a mask tensor; None if too many."""
     columns = visible.shape[2]
     bits = np.zeros((visible.shape[0] * visible.shape[1], columns // 8 + 1), dtype=np.uint8)
     bits[:, : -(-columns // 8)] = np.packbits(visible, axis=2, bitorder="little").reshape(len(bits), -1)

@@ -1,8 +1,8 @@
-"""Serialise masks and score functions as integers and tensors, for compiled and exported programs.
+"""Serialisation of masks and score functions as integers and tensors, for compiled and exported programs.
 
-A value is written as the name of its class followed by its fields. To read it, the name is looked up first among the
+An object is written as the name of its class followed by its fields. On reading, the name is looked up first among the
 classes that this process has written, then in the module given by the name. Only modules of saccade are imported for
-this.
+this purpose.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _registry: dict[str, Any] = {}
 
 
 def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
-    """Serialise a mask or a function as a list of ints and its tensors; return None if it cannot be serialised.
+    """Serialise a mask or a function as a list of ints and a list of tensors; return None if that is impossible.
 
-    It supports functions without closure variables, and frozen dataclasses whose fields are numbers, strings, tensors,
-    tuples, None or frozen dataclasses. A mask that calls functions is not supported, because they may return different
-    results in another call.
+    Functions without closure variables are supported, and frozen dataclasses whose fields are numbers, strings,
+    tensors, tuples, None or frozen dataclasses. Masks that call functions are not supported, because the functions may
+    return different results in another call.
 
     Example:
         >>> program, tensors = encode(masks.Causal() & masks.Window(2, 0))
@@ -49,7 +49,7 @@ def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
 
 
 def decode(program: Sequence[int], tensors: Sequence[Tensor], shape: Shape = (1, 1, 1, 1)) -> Any:
-    """Return the mask or function that `encode` serialised. Masks that depend on tensor values are read now.
+    """Return the mask or function that `encode` serialised. Tensor values that a mask depends on are read now.
 
     Args:
         program, tensors: the results of `encode`.
@@ -97,7 +97,7 @@ def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
 
 
 def _with_tables(thing: Any) -> Any:
-    """Convert the lengths of a batch's mask to a tensor, so that a program runs with the lengths of any batch."""
+    """Replace a `Padding` or `Documents` mask by one that stores its lengths as a tensor, so that they may change."""
     if isinstance(thing, masks.Padding):
         return Converted("Padding", thing.table)
     return Converted("Documents", thing.table, thing.rule) if isinstance(thing, masks.Documents) else thing
@@ -123,7 +123,7 @@ def _read(program: Iterator[int], tensors: Sequence[Tensor], shape: Shape) -> An
 
 
 def _address(thing: Any) -> tuple[str, ...] | None:
-    """Return the serialised name of a class or function, with the fields of a class; None for unsupported objects."""
+    """Return the serialised name of a class or function, then the fields of a class; None for unsupported objects."""
     fields = _fields(thing)
     if fields is None:
         return None
@@ -148,7 +148,7 @@ def _fields(thing: Any) -> tuple[str, ...] | None:
 
 
 def _lookup(name: str) -> tuple[Any, ...]:
-    """Return the class (with its field names) or the function for a serialised name."""
+    """Return the class or function with a serialised name, then the field names of a class."""
     module, _, path = name.rpartition(":")
     thing = _registry.get(name)
     if thing is None:
@@ -159,7 +159,7 @@ def _lookup(name: str) -> tuple[Any, ...]:
             thing = operator.attrgetter(path)(sys.modules[module or "saccade.masks"])
     fields = _fields(thing)
     if fields is None:
-        reason = f"it was made with {path} of {module or 'saccade.masks'}, which is not defined in this process"
+        reason = f"it uses {path} of {module or 'saccade.masks'}, which is not defined in this process"
         raise unsupported("the program", [reason], hint="import that module before the program runs")
     return thing, *fields
 

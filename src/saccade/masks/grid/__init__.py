@@ -1,3 +1,3 @@
-"""Masks for tokens on a grid: windows, rows and columns, neighborhoods."""
+"""Masks for tokens on a grid, such as windows, rows and columns, and neighborhoods."""
 
 __all__: list[str] = []

@@ -19,7 +19,7 @@ class Axial(Grid):
     r"""A mask on a grid: a cell sees its row, its column, or both.
 
     Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside the
-    grid attend to nothing and are never visible. For a grid of 3 rows and 5 columns, the cells visible from the centre:
+    grid attend to nothing and are never visible. On a grid of 3 rows and 5 columns, the centre sees these cells:
 
     >>> for axis in ("rows", "columns", "both"):
     ...     seen = Axial(3, 5, axis).to_dense(15)[0, 0, 7].view(3, 5).tolist()

@@ -31,7 +31,7 @@ class Rectangle(NamedTuple):
 class Hulls(NamedTuple):
     """The bounding rectangles of groups of grid cells: smallest and largest rows and columns, int64 ``[groups]``.
 
-    ``some`` marks groups with at least one cell on the grid, ``all`` groups with all cells on the grid.
+    ``some`` marks groups with at least one cell on the grid; ``all`` marks groups with all cells on the grid.
     """
 
     @property
@@ -50,7 +50,7 @@ class Hulls(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The grid cells of the rows in a box of the mask.
+    """The grid cells that belong to the rows of a box.
 
     Attributes:
         ends: top, bottom, left and right of the cells on the grid (inclusive); None if there are no cells.
@@ -68,7 +68,7 @@ class Cells(NamedTuple):
 
 
 class Squares(NamedTuple):
-    """A division of a grid into rectangles: row y is in rectangle ``(y - top) // height``; likewise for columns."""
+    """A division of a grid into rectangles. Row y is in rectangle row ``(y - top) // height``; same for columns."""
 
     height: int
     width: int
@@ -88,7 +88,7 @@ class Grid(Mask):
 
     @abstractmethod
     def _visible_rectangles(self, y: Any, x: Any) -> Sequence[Rectangle]:
-        """Return the rectangles of the grid that the cell (y, x) sees, for ints, arrays and tensors.
+        """Return the rectangles of the grid that the cell (y, x) sees; y and x are ints, arrays or tensors.
 
         Rectangles may extend beyond the grid. Each edge must be nondecreasing in y and x.
         """
@@ -96,11 +96,11 @@ class Grid(Mask):
     @property
     @abstractmethod
     def depends_on_displacement(self) -> bool:
-        """True if the grid mask depends only on the displacement between two cells."""
+        """Whether the grid mask depends only on the displacement between two cells."""
 
     @property
     def squares(self) -> Squares | None:
-        """Division of the grid into rectangles whose cells see similar keys; None if adjacent rows already do."""
+        """Division of the grid into rectangles whose cells see similar keys; None if the cells of grid rows do so."""
         return None
 
     @property
@@ -120,7 +120,7 @@ class Grid(Mask):
         return self.bounds_of(self._hulls(groups.first, groups.last), keys)
 
     def bounds_of(self, hulls: Hulls, keys: KeyDomain) -> Bounds:
-        """Return the `bounds` of the mask for arbitrary groups of grid cells."""
+        """Return the `bounds` of the mask for groups of grid cells with the given hulls."""
         bounds = Bounds.exactly(Spans.nothing(keys))
         on_or_off = bool((hulls.all | ~hulls.some).all())
         for low, high in self._ends(hulls):
@@ -146,7 +146,7 @@ class Grid(Mask):
         return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
-        """Return the result of `partial` for arbitrary grid cells."""
+        """Return the result of `partial` for arbitrary grid cells instead of a range of rows."""
         least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
         if least > most or cells.ends is None:
             return False
@@ -169,7 +169,7 @@ class Grid(Mask):
         return (self, cells.pattern, displacement, keys.step, len(keys), crosses_rows)
 
     def _ends(self, hulls: Hulls) -> list[tuple[Rectangle, Rectangle]]:
-        """Return the grid rectangles visible from the first and from the last corner of each hull."""
+        """Return the grid rectangles that are visible from the first corner and from the last corner of each hull."""
         firsts, lasts = (
             self._visible_rectangles(hulls.top, hulls.left),
             self._visible_rectangles(hulls.bottom, hulls.right),
@@ -194,7 +194,7 @@ class Grid(Mask):
         return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
 
     def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans | None:
-        """Return the keys of a grid rectangle as one range per grid row, for groups in ``which``; None if too many."""
+        """Return the keys in a grid rectangle as one range per row, for the groups in ``which``; None if too many."""
         count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
         is_wide = (r.left == 0) & (r.right == self.width)
         ranges = np.where(is_wide, np.minimum(count, 1), count)
@@ -207,13 +207,13 @@ class Grid(Mask):
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
 
     def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans:
-        """Return the range from the first to the last key of a grid rectangle, for the groups in ``which``."""
+        """Return the range from the first to the last key in a grid rectangle, for the groups in ``which``."""
         start, stop = r.top * self.width + r.left, (r.bottom - 1) * self.width + r.right
         return Spans.within(keys, start, np.where(which & (r.left < r.right) & (r.top < r.bottom), stop, 0))
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise an error unless a grid's height and width are at least 1 and give fewer than 2**40 cells.
+    """Raise an error unless a grid's height and width are at least 1 and it has fewer than 2**40 cells.
 
     Raises:
         ValueError: the sizes are out of range.

@@ -1,4 +1,4 @@
-"""Masks of text followed by the cells of an image, as in DALL-E: rows, columns or neighbourhoods of cells."""
+"""Masks for text followed by the cells of an image, as in DALL-E: a cell sees its row, column or neighbourhood."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.support.validation import check_int
 
 @argument_hints()
 def image_rows(text_len: int, height: int, width: int) -> Mask:
-    """Return the mask of text followed by an image: a cell sees the text and its row up to itself.
+    """Return the mask for text followed by an image, in which a cell sees the text and its row up to itself.
 
     >>> print(image_rows(2, 2, 3).picture(8))
     1 . . . . . . .
@@ -44,7 +44,7 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
 
 @argument_hints()
 def image_columns(text_len: int, height: int, width: int) -> Mask:
-    """Return the mask of text followed by an image: a cell sees the text and its column up to itself.
+    """Return the mask for text followed by an image, in which a cell sees the text and its column up to itself.
 
     >>> print(image_columns(2, 2, 3).picture(8))
     1 . . . . . . .
@@ -69,7 +69,7 @@ def image_columns(text_len: int, height: int, width: int) -> Mask:
 
 @argument_hints()
 def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[int, int]) -> Mask:
-    """Return the mask of text followed by an image: a cell sees the text and nearby cells up to itself.
+    """Return the mask for text followed by an image, in which a cell sees the text and nearby cells up to itself.
 
     >>> print(image_neighbors(2, 2, 3, 1).picture(8))
     1 . . . . . . .
@@ -86,7 +86,7 @@ def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[
         radius: number of visible rows above, and of columns on either side; see `Neighborhood`. The paper's kernel of
             11 x 11 cells corresponds to a radius of 5, but it continues across the ends of rows.
 
-    Cost: about ``text_len + 2 * radius ** 2`` keys per query, plus the remaining keys of each tile.
+    Cost: about ``text_len + 2 * radius ** 2`` keys per query, plus masked keys in the same tiles.
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
@@ -101,5 +101,5 @@ def _check_image(text_len: int, height: int, width: int) -> None:
 
 
 def _after_text(text_len: int, mask: Mask) -> Mask:
-    """Return the causal mask of text followed by image cells: all tokens see the text, and cells use ``mask``."""
+    """Return the causal mask for text followed by image cells. All tokens see the text, and cells use ``mask``."""
     return Causal() & (Prefix(text_len) | mask.after(text_len)) if text_len else Causal() & mask

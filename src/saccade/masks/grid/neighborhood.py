@@ -68,10 +68,10 @@ class Neighborhood(Grid):
 
 
 def radii_of(radius: int | tuple[int, int]) -> tuple[int, int]:
-    """Validate the radius of a neighborhood and return it as (vertical, horizontal)."""
+    """Validate the radius of a neighborhood, and return its vertical and horizontal radius."""
     both = radius if isinstance(radius, tuple | list) else (radius, radius)
     if len(both) != 2:
         raise value_error("radius", "be one int, or (vertical, horizontal)", shown(radius))
-    hint = "it counts the cells on each side of the query's own; two are (vertical, horizontal)"
+    hint = "it counts the cells on each side of the query's cell; a pair is (vertical, horizontal)"
     vertical, horizontal = (min(check_int("radius", r, 0, hint=hint), _UNLIMITED) for r in both)
     return vertical, horizontal

@@ -28,7 +28,7 @@ class GridSize(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowOrder:
-    """An order of rows in which the cells of a square are adjacent. Rows before and after the grid do not move.
+    """An order of rows in which the grid cells of a square are adjacent. Rows before and after the grid do not move.
 
     Args:
         grid_size: size and offset of the grid.
@@ -54,7 +54,7 @@ class RowOrder:
 
 
 class _Tables(NamedTuple):
-    """Tables that describe the rows of a row order, indexed by a row's new index."""
+    """Tables that describe a row order, mostly indexed by the new index of a row."""
 
     positions: Ints
     rows: Ints
@@ -68,7 +68,7 @@ class _Tables(NamedTuple):
     edges: Ints
     """Indices in the row order where squares begin."""
     shapes: tuple[bytes, ...]
-    """Displacements of the cells of each square from its first cell, as bytes, because bytes cache their hash."""
+    """Displacements of each square's cells from its first cell, as bytes, because bytes cache their hash."""
 
 
 @lru_cache(maxsize=64)
@@ -108,7 +108,7 @@ def _tables(order: RowOrder) -> _Tables:
 
 @dataclasses.dataclass(frozen=True)
 class InOrder(Mask):
-    """A mask with reordered queries, indexed from 0 in the new order. Keys keep their positions.
+    """A mask whose queries are reordered and indexed from 0 in the new order. Keys keep their positions.
 
     Args:
         mask: the mask on positions.
@@ -140,7 +140,7 @@ class InOrder(Mask):
         any_row = inner.any_row.shifted(offset, keys)
         if inner.is_exact:
             return Bounds.exactly(any_row)
-        # A few keys visible to all rows save nothing, since the residual mask would then be added in more segments.
+        # A few keys visible to all rows save nothing, since they would split the residual mask into more segments.
         is_worth = 2 * inner.all_rows.sizes() >= inner.any_row.sizes()
         return Bounds(any_row, inner.all_rows.shifted(offset, keys).where(is_worth, Spans.nothing(keys)))
 
@@ -170,7 +170,7 @@ class InOrder(Mask):
 
 
 def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
-    """Return the hulls of the grid cells at indices ``first`` to ``last`` (inclusive) of a row order."""
+    """Return the hulls of the grid cells at indices ``first`` to ``last`` (inclusive) in a row order."""
     top, left = (_extreme_per_group(np.minimum, edge, first, last) for edge in (tables.top, tables.left))
     bottom, right = (_extreme_per_group(np.maximum, edge, first, last) for edge in (tables.bottom, tables.right))
     some = bottom >= 0
@@ -181,7 +181,7 @@ def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
 
 @lru_cache(maxsize=256)
 def _cells(order: RowOrder, rows: range) -> Cells:
-    """Return the grid cells of a tile's reordered rows. They are cached because a tile has several key ranges."""
+    """Return the grid cells of a tile's reordered rows, cached because a tile has several key ranges."""
     tables = _tables(order)
     hull = _hulls(tables, np.asarray([rows[0]]), np.asarray([rows[-1]]))
     square = int(np.searchsorted(tables.edges, rows[0], side="right")) - 1
@@ -194,14 +194,14 @@ def _cells(order: RowOrder, rows: range) -> Cells:
 
 
 def in_order(mask: Mask, order: RowOrder) -> Mask:
-    """Return the mask with its rows in the given order. Each part of a combined mask is reordered separately."""
+    """Return the mask with its rows in the given order. The parts of a combined mask are reordered separately."""
     return mask.with_atoms(lambda atom: InOrder(atom, order))
 
 
 def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
-    """Return the row order for the first grid within a mask; None if the mask contains no grid.
+    """Return the row order that suits the first grid mask within a mask; None if there is none.
 
-    There are ``q_len`` rows, the first at position ``q_first``.
+    The rows have ``q_len`` consecutive positions, starting at ``q_first``.
     """
     for atom in mask.atoms():
         grid, grid_size = _grid_of(atom)
@@ -211,13 +211,13 @@ def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
 
 
 def _grid_of(mask: Mask) -> tuple[Grid, GridSize] | tuple[None, None]:
-    """Return the grid within a shifted mask, with its size and offset, for reordering; (None, None) without a grid."""
+    """Return the grid mask within a possibly shifted mask, and its size and offset; (None, None) if there is none."""
     grid, before = (mask.rule, mask.length) if isinstance(mask, After) else (mask, 0)
     return (grid, GridSize(grid.height, grid.width, before)) if isinstance(grid, Grid) else (None, None)
 
 
 def _extreme_per_group(function: np.ufunc, values: Ints, first: Ints, last: Ints) -> Ints:
-    """Return the minimum or maximum of ``values[first]`` to ``values[last]`` (inclusive) per group of ordered rows."""
+    """Return the minimum or maximum of ``values[first:last + 1]`` for each group of reordered rows."""
     edges = np.stack([first, last + 1], axis=-1).ravel()
     padded = np.append(values, values[-1:])  # an end may be after the last row
     reduced: Ints = function.reduceat(padded, edges)[::2]

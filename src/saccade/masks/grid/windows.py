@@ -21,9 +21,9 @@ class ShiftedWindows(Grid):
     Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside the
     grid attend to nothing and are never visible.
 
-    Swin shifts the grid cyclically by ``shift`` cells, divides it into windows, and separates cells that only the shift
-    has brought together. This is equivalent to windows that begin at ``shift`` instead of 0, with smaller windows at
-    all four borders, so no cell has to be moved. Equal letters mark the cells of a window:
+    Swin shifts the grid cyclically by ``shift`` cells, divides it into windows, and separates cells that are in one
+    window only because of the shift. This is equivalent to windows that begin at ``shift`` instead of 0, with smaller
+    windows at all four borders, so no cell has to be moved. Equal letters mark the cells of a window:
 
     >>> seen = ShiftedWindows(4, 6, 2, shift=1).to_dense(24)[0, 0]
     >>> first = seen.int().argmax(1)  # the first cell that each cell sees
@@ -38,8 +38,8 @@ class ShiftedWindows(Grid):
         height, width: rows and columns of the grid, ints of at least 1. If they are not multiples of ``window``, the
             last windows are smaller; Swin's code pads the grid there, and lets cells see the padding.
         window: rows and columns of a window, an int of at least 1.
-        shift: rows and columns before the first complete window, an int of at least 0 and below ``window``; half a
-            window in every other layer of Swin, but 0 if one window covers the entire grid.
+        shift: rows and columns before the first complete window, an int of at least 0 and below ``window``. In every
+            other layer of Swin, it is half a window, or 0 if one window covers the entire grid.
 
     Raises:
         ValueError: an argument does not meet the conditions above.

@@ -17,7 +17,7 @@ from saccade.support.validation import check_type
 
 @dataclasses.dataclass(frozen=True)
 class Coarse(Mask):
-    """A mask on blocks: ``rule`` is applied to block indices (positions divided by ``block_size``).
+    """A mask on blocks of positions: ``rule`` is applied to block indices (positions divided by ``block_size``).
 
     >>> from saccade.masks import Causal
     >>> print(Coarse(Causal(), 2).picture(4))

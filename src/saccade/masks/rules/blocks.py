@@ -1,4 +1,4 @@
-"""Blocks: a block-sparse mask, with one layout for all heads or one per head."""
+"""Blocks: a block-sparse mask, with a layout for all heads or one per head."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Blocks(Mask):
         table = np.asarray(self.layout)
         low, high = (np.floor_divide(edge, self.block_size) for edge in (groups.first, groups.last))
         outside = (low < 0) | (high >= table.shape[1])
-        # Cumulative number of rows that see each block: a group sees a block if the number grows within the group.
+        # Cumulative number of rows that see each block. A group sees a block if this number grows within the group.
         counts = np.concatenate([np.zeros_like(table[:, :1], dtype=np.int64), np.cumsum(table, axis=1)], axis=1)
         first, stop = (np.clip(edge, 0, table.shape[1]) for edge in (low, high + 1))
         hits = counts[:, stop] - counts[:, first]  # [heads, groups, blocks]

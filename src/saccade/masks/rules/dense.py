@@ -14,9 +14,9 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.torch_modes import is_plain, is_tracing
 
-_MANY = 1 << 16  # number of entries from which testing for consecutive indices pays off
+_MANY = 1 << 16  # smallest number of entries for which a test for consecutive indices pays off
 
-NO_BOOL = "a 0/1 mask becomes one with mask.bool(); pass terms that are added to scores as bias="
+NO_BOOL = "convert a 0/1 mask with mask.bool(); pass terms that are added to scores as bias="
 
 
 @argument_hints()
@@ -105,7 +105,7 @@ class Dense(Mask):
 
 
 def _consecutive_part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
-    """Copy entries of a dense mask at consecutive indices, ten times as fast as indexing; None for other indices."""
+    """Return a copy of dense-mask entries at consecutive indices, ten times as fast as indexing; None for others."""
     if is_tracing() or math.prod([x.numel() for x in index]) < _MANY:
         return None
     if not (allowed.is_cpu and all(map(is_plain, (allowed, *index)))):
@@ -122,7 +122,7 @@ def _consecutive_part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | No
 
 
 def _consecutive_range(x: Tensor, axis: int) -> slice | None:
-    """Return consecutive indices into an axis of a dense mask as a slice; None if they are not consecutive."""
+    """Return indices into an axis of a dense mask as a slice; None if they are not consecutive."""
     numbers = x.reshape(-1)
     first, stop = int(numbers[0]), int(numbers[-1]) + 1
     is_axis = x.dim() == 4 and x.shape[axis] == len(numbers) == stop - first

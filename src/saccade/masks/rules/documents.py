@@ -29,7 +29,7 @@ from saccade.support.validation import check_type
 _TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
 
 
-@argument_hints(lengths="Documents([3, 5]): tokens of each document; from_cu_seqlens takes where they end")
+@argument_hints(lengths="Documents([3, 5]): tokens in each document; from_cu_seqlens takes cumulative lengths")
 @dataclasses.dataclass(frozen=True)
 class Documents(Mask):
     """A mask of packed documents: tokens attend only within their own document, as ``rule`` allows.
@@ -88,7 +88,7 @@ class Documents(Mask):
 
     @property
     def _inside(self) -> Mask:
-        """Mask that applies within each document, with positions from the start of the document."""
+        """Mask within each document, with positions counted from the start of the document."""
         return Full() if self.rule is None else self.rule
 
     @property
@@ -117,7 +117,7 @@ class Documents(Mask):
         return together & self.rule.allows(b, h, q - start[item, row], kv - start[item, column])
 
     def _first_outside(self, inside: range | None) -> int:
-        """Return the first position of the packed row whose offset within its document is not in ``inside``."""
+        """Return the first position in the packed row whose offset within its document is outside of ``inside``."""
         if inside is None:
             return 1 << _TOTAL_BITS
         # A document longer than `inside` ends outside it; if `inside` starts after 0, every document starts outside it.
@@ -139,9 +139,9 @@ class Documents(Mask):
 
     @property
     def table(self) -> Tensor:
-        """Document of each position and the document's start, int64 ``[2, items, longest + 2]``, on the CPU.
+        """Document index of each position and start of that document, int64 ``[2, items, longest + 2]``, on the CPU.
 
-        The first entry is for positions before all documents, the last for positions after them.
+        The first entry is for positions before all documents, the last entry for positions after them.
         """
         return self._places.on(torch.device("cpu"))
 
@@ -193,7 +193,7 @@ class Documents(Mask):
         return np.concatenate(edges)
 
     def _span_of(self, item: int, span: range) -> tuple[int, int, bool]:
-        """Return the same as `_spans` for a single group of rows, but faster."""
+        """Return the result of `_spans` for a single range of positions in one batch item, computed faster."""
         lengths, ends = self._documents[item]
         total = int(ends[-1]) if len(ends) else 0
         if not total or span[0] >= total or span[-1] < 0:
@@ -202,7 +202,7 @@ class Documents(Mask):
         return int(ends[low] - lengths[low]), int(ends[high]), low == high and span[0] >= 0 and span[-1] < total
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Return starts and ends of the documents around row groups, and whether each group is in a single document."""
+        """Return start and end of the documents that each row group touches, and whether it is in a single document."""
         start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
         is_single = np.zeros(groups.first.shape, dtype=bool)
         items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
@@ -223,13 +223,13 @@ class Documents(Mask):
 
 
 def documents_of_table(table: Tensor, rule: Mask | None) -> Documents:
-    """Return the mask with the given `Documents.table`, without empty documents."""
+    """Return the documents mask for a table like `Documents.table`, without empty documents."""
     lengths = [row[row >= 0].unique_consecutive(return_counts=True)[1].tolist() for row in table[0]]
     return Documents(lengths, rule)
 
 
 def joined_with_batch_mask(pattern: Mask, batch_mask: Mask) -> Mask:
-    """Join the pattern of a layer with the mask of a batch. The pattern restarts in each document of the batch."""
+    """Join the pattern of a layer with the mask of a batch, so that the pattern restarts in each packed document."""
     parts = batch_mask.parts if isinstance(batch_mask, And) else (batch_mask,)
     index = next((i for i, part in enumerate(parts) if _separates_documents(part)), None)
     if index is None:
@@ -247,9 +247,9 @@ def joined_with_batch_mask(pattern: Mask, batch_mask: Mask) -> Mask:
 
 
 def positions_in_documents(positions: GivenPositions, mask: object) -> range | Tensor:
-    """Return the positions of tokens, counted from 0 in each document if the mask packs documents.
+    """Return the positions of tokens, counted from 0 in each document if the mask separates packed documents.
 
-    Learned position embeddings and temperatures need these positions; masks and relative positions do not, because they
+    Learned position embeddings and temperatures need these positions. Masks and relative positions do not, because they
     count over the full sequence or distinguish documents.
     """
     resolved = Positions.of(positions)
@@ -286,7 +286,7 @@ def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:
 
 
 def _document_table(lengths: tuple[tuple[int, ...], ...]) -> np.ndarray[Any, Any]:
-    """Return the document of each position (-1 if none) and its start, int64 [2, items, 1 + positions + 1]."""
+    """Return each position's document (-1 if none) and the start of that document; see `Documents.table`."""
     longest = max(sum(item) for item in lengths)
     table = np.full((2, len(lengths), longest + 2), -1, dtype=np.int64)
     table[1] = 0

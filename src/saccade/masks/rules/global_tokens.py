@@ -20,7 +20,7 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_bool
 
 
-@argument_hints(positions="Global([0]): the tokens that see all and are seen by all")
+@argument_hints(positions="Global([0]): positions of the tokens that see all keys and are visible to all queries")
 @dataclasses.dataclass(frozen=True)
 class Global(Mask):
     """A mask of global tokens, which see all keys and are visible to all queries; often ``window | Global([0])``.
@@ -97,7 +97,7 @@ class Global(Mask):
         return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
-        """Return which positions are those of global tokens, using bisection."""
+        """Return whether each position belongs to a global token, by bisection."""
         if not self.positions:
             return x != x
         tokens = self._table.on(x.device)
@@ -109,7 +109,7 @@ class Global(Mask):
         return tokens[low] == x
 
     def _runs(self) -> Ints:
-        """Return starts and ends of runs of adjacent global tokens, ``[2, runs]``. Tiles are split there."""
+        """Return starts and ends of runs of adjacent global tokens, ``[2, runs]``, where tiles are split."""
         where = np.asarray(self.positions, dtype=np.int64)
         is_new = np.diff(where, prepend=-2) != 1
         return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])

@@ -68,7 +68,7 @@ def _image_numbers(row: object) -> tuple[int, ...]:
 
 
 def _spans_of_images(numbers: tuple[int, ...]) -> tuple[Any, Any]:
-    """Return the start and the end of the image of each position, int64 ``[len, 1]``; empty for text."""
+    """Return, for each position, the start and end of its image, int64 ``[len, 1]`` each; equal for text."""
     groups = np.asarray(numbers, dtype=np.int64)
     edges = np.flatnonzero(np.diff(groups, prepend=-2, append=-2))
     firsts, sizes = edges[:-1], np.diff(edges)

@@ -16,7 +16,7 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KeyRanges(Mask):
-    """A mask with a few key ranges for each query, used for bool tensors that match no standard pattern.
+    """A mask with a few key ranges for each query, used for bool tensors that equal no standard pattern.
 
     Row r of L rows is at position ``columns - L + r``, as in `Dense`. A single row applies to every query.
 
@@ -66,7 +66,7 @@ class KeyRanges(Mask):
 
     @property
     def first_row(self) -> int:
-        """Position of the first row of key ranges; 0 if a single row applies to every query."""
+        """Query position of the first row of key ranges; 0 if a single row applies to every query."""
         return 0 if self.hides_keys_only else self.columns - self.starts.shape[1]
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class KeyRanges(Mask):
 
 
 def _extreme_in_rows(reduction: np.ufunc, numbers: Ints, low: Ints, high: Ints) -> Ints:
-    """Return the minimum or maximum of range ends ``[rows, ranges]`` over rows ``low`` to ``high`` (inclusive)."""
+    """Return the minimum or maximum of range starts or ends ``[rows, ranges]`` over rows ``low`` to ``high``."""
     pairs = np.stack([low, high + 1], 1).ravel()
     # Every second result lies between two groups. `reduceat` takes no index after the last row.
     pairs = pairs[:-1] if pairs[-1] == len(numbers) else pairs

@@ -19,13 +19,13 @@ from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_choice, check_int
 
 
-@argument_hints(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
+@argument_hints(lengths="Padding([3, 5]): number of tokens in each item; from_attention_mask takes a tensor of 0 and 1")
 @dataclasses.dataclass(frozen=True)
 class Padding(Mask):
     """A mask that hides padding: only the ``lengths[b]`` tokens of batch item b are visible.
 
-    Pass it to a module, which joins it with its own pattern: ``mha(x, mask=Padding(lengths))``. It hides only keys; the
-    caller should ignore the outputs at padding.
+    Pass it to a module, which joins it with the module's pattern: ``mha(x, mask=Padding(lengths))``. Only keys are
+    hidden, so the caller should ignore the outputs at padding.
 
     >>> print(Padding([2]).picture(3))
     1 1 .
@@ -62,12 +62,12 @@ class Padding(Mask):
     ):
         numbers = ints_of("lengths", lengths, hint="write the length of a single item as a list: [5]")
         if not numbers:
-            raise value_error("lengths", "contain one for each batch item", "none")
+            raise value_error("lengths", "contain a length for each batch item", "none")
         check_choice("side", side, ("right", "left"))
         if padded_len is not None:
             padded_len = check_int("padded_len", padded_len, 0, below=1 << POSITION_BITS)
         if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(numbers)):
-            hint = "the start of a left-padded item follows from the padded length"
+            hint = "the padded length determines where a left-padded item starts"
             rule = "be at least the longest item" + (" for side='left'" if side == "left" else "")
             raise value_error("padded_len", rule, f"{padded_len} with lengths {shown(numbers)}", hint=hint)
         object.__setattr__(self, "lengths", numbers)
@@ -116,7 +116,7 @@ class Padding(Mask):
 
 
 def padding_of_table(table: Tensor) -> Padding:
-    """Return the padding mask with the given `Padding.table`."""
+    """Return the padding mask for a table like `Padding.table`."""
     start, stop = table.tolist()
     if not any(start):
         return Padding(stop)

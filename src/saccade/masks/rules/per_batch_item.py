@@ -1,4 +1,4 @@
-"""PerItem: a separate mask for each batch item."""
+"""PerItem: a mask composed of a separate mask for each batch item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicate: a mask defined by any function."""
+"""Predicate: a mask defined by a user's function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.support.errors import kind, type_error
 class Predicate(Mask):
     """A mask defined by a function ``(b, h, q, kv) -> bool`` of broadcasting tensors (FlexAttention's ``mask_mod``).
 
-    It is exact, but since its structure is unknown, all pairs are computed, a few rows at a time.
+    The mask is exact, but since its structure is unknown, all pairs are computed, a few rows at a time.
 
     >>> print(Predicate(lambda b, h, q, kv: (q + kv) % 2 == 0).picture(3))
     1 . 1
@@ -25,7 +25,7 @@ class Predicate(Mask):
     1 . 1
 
     Args:
-        function: takes int64 tensors; may depend on the batch item and the head.
+        function: a function of int64 tensors; the result may depend on the batch item and the head.
 
     Raises:
         TypeError: the function is not callable or is a class; or, when called, it returns neither a bool tensor nor a

@@ -37,7 +37,8 @@ class PrefixPerDocument(RangeTable):
 
     Args:
         lengths: lengths of the documents, as in `Documents`: a list for all batch items, or a list per batch item.
-        prefixes: number of tokens in the prefix of each document, 0 to its length, in lists of the same form.
+        prefixes: number of tokens in the prefix of each document, from 0 to the document's length, in lists of the same
+            form as ``lengths``.
 
     Raises:
         ValueError: lengths are negative, or a prefix is longer than its document or missing.
@@ -56,7 +57,7 @@ class PrefixPerDocument(RangeTable):
         items, heads = lengths_per_item(lengths), lengths_per_item(prefixes, "prefixes")
         if [len(item) for item in items] != [len(item) for item in heads]:
             counts = " and ".join(str([len(item) for item in both]) for both in (items, heads))
-            raise value_error("lengths and prefixes", "have equally many numbers", counts)
+            raise value_error("lengths and prefixes", "contain equally many numbers", counts)
         for item, head in zip(items, heads, strict=True):
             for length, prefix in zip(item, head, strict=True):
                 if prefix > length:

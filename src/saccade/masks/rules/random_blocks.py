@@ -74,10 +74,10 @@ class Random(Mask):
         return allowed & (row >= 0)
 
     def _draws(self, row: Any) -> Iterator[Any]:
-        """Sample random key blocks for an array or tensor of rows. Each item yielded has one block for every row.
+        """Yield random key blocks for an array or tensor of rows, one block for every row at a time.
 
-        Floyd's sampling without replacement: each sample has one candidate more than the previous sample. If it repeats
-        an earlier block, the last candidate is used instead.
+        This is Floyd's sampling without replacement: each sample has one candidate more than the previous sample. If it
+        repeats an earlier block, the last candidate is used instead.
         """
         draws = self.blocks_per_row
         before: list[Any] = []
@@ -122,7 +122,7 @@ class Random(Mask):
 
 @lru_cache(maxsize=64)
 def _drawn_once(rule: Random, first: int, stop: int) -> Ints:
-    """Return the key blocks of consecutive query blocks. A tile has many key ranges for the same rows."""
+    """Return the random key blocks of consecutive query blocks, cached because a tile needs them repeatedly."""
     return rule.drawn(np.arange(first, stop))
 
 

@@ -1,4 +1,4 @@
-"""RangeTable: base class of masks in which each query sees a few ranges of keys, stored in a table by position."""
+"""RangeTable: base class of masks in which each query sees a few ranges of keys, stored in a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain
 
 
 class RangeTable(Mask):
-    """Base class of masks with a table of key ranges, one row per position.
+    """Base class of masks with a table of key ranges, which has one row per query position.
 
     A subclass calls `_set_ranges` in its constructor. Equality and hash depend on the subclass's fields.
 
@@ -26,9 +26,9 @@ class RangeTable(Mask):
     _length: ClassVar[int]
 
     def _set_ranges(self, starts: Sequence[Ints], ends: Sequence[Ints]) -> None:
-        """Store the key ranges of each batch item, int64 ``[rows, ranges]``, disjoint and in order within a row.
+        """Store the key ranges of each batch item, int64 ``[rows, ranges]``, disjoint and ascending within a row.
 
-        Empty ranges may be anywhere. Rows after the last row of a shorter item see nothing.
+        Empty ranges may be anywhere in a row. Positions after the last row of a shorter item see nothing.
         """
         length = max(len(item) for item in starts)
         rows = max(length, 2)  # `KeyRanges` applies a single row to every query

@@ -17,14 +17,14 @@ from saccade.support.argument_hints import argument_hints
 
 
 @argument_hints(
-    memory="Segments(4, 2) sees its own segment of 4 and the last 2 tokens before it, Segments(4, 0) no more"
+    memory="Segments(4, 2) sees its segment of 4 and the last 2 tokens before it, Segments(4, 0) only the segment"
 )
 @dataclasses.dataclass(frozen=True)
 class Segments(Mask):
     """A segment mask: a query sees itself, earlier tokens of its segment, and ``memory`` tokens before the segment.
 
-    Segments are ``segment`` positions long and begin at 0. The number of visible keys grows from token to token and
-    drops at the start of the next segment, whereas a window moves with the query.
+    Segments are ``segment`` positions long, and the first one begins at 0. The number of visible keys grows from token
+    to token and drops at the start of the next segment, whereas a window moves with the query.
 
     >>> print(Segments(3, 2).picture(7))
     1 . . . . . .

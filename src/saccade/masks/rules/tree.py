@@ -1,4 +1,4 @@
-"""Tree: a mask in which each token sees itself and its ancestors, as in the drafts of speculative decoding."""
+"""Tree: a mask in which each token sees itself and its ancestors in a tree, for drafts in speculative decoding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tree(Mask):
         ValueError: a number is neither -1 nor the index of an earlier token, or there are no tokens.
         TypeError: ``parents`` is not a list or tensor.
 
-    Cost: O(tokens) memory; no path is stored.
+    Cost: O(tokens) memory, because no paths are stored.
 
     Reference: Miao et al. 2024, arXiv:2305.09781, section 4 (SpecInfer); Cai et al. 2024, arXiv:2401.10774 (Medusa).
     """
@@ -130,10 +130,9 @@ def _parents_of_item(row: object) -> tuple[int, ...]:
 
 
 def _intervals(parents: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Return the start and end of each token's interval and the token's depth, int64 ``[3, len]``.
+    """Return the start and end of each token's interval in depth-first order and its depth, int64 ``[3, len]``.
 
-    In depth-first order, a token and its descendants are contiguous: ``range(first, end)`` contains their indices in
-    this order.
+    In this order, a token and its descendants are contiguous, so that their indices form an interval.
     """
     size = np.ones(len(parents), dtype=np.int64)
     for index in range(len(parents) - 1, -1, -1):

@@ -20,7 +20,7 @@ _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence; sums of positions an
 @argument_hints(
     left="Window(4, 4) sees 4 keys back and 4 ahead, Window(4, 0) only 4 back",
     right="Window(4, 4) sees 4 keys back and 4 ahead, Window(4, 0) only 4 back; "
-    "from_sliding_window(5) takes the number of transformers",
+    "from_sliding_window(5) takes the value used by transformers",
 )
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
@@ -53,7 +53,7 @@ class Window(Mask):
     is_relative = True
 
     def __post_init__(self) -> None:
-        hint = "it counts the keys on that side besides the query's own; None means no limit"
+        hint = "it counts the keys on that side without the query's own key; None means no limit"
         for name in ("left", "right"):
             width = getattr(self, name)
             if width is not None:
@@ -62,7 +62,7 @@ class Window(Mask):
 
     @property
     def keys(self) -> int | None:
-        """Number of keys that a query sees, including its own; None without a limit."""
+        """Number of keys that a query sees, including its own; None if a side has no limit."""
         return None if self.left is None or self.right is None else self.left + 1 + self.right
 
     @property

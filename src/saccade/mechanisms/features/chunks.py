@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.engine.tiles.grouped_heads import folded
 
 CHUNK = 64
-"""Number of tokens in a chunk, which computes all pairs. Small chunks mean more iterations, large ones more pairs."""
+"""Number of tokens per chunk. All pairs in a chunk are computed: large chunks mean more pairs and fewer steps."""
 
 _FLOOR = -1e30  # below every log weight, and finite, so that the difference of two of these is 0 and not NaN
 
@@ -115,7 +115,7 @@ class Carried(NamedTuple):
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
     ) -> tuple[Tensor, Carried]:
-        """Return the state and its scale after another chunk of keys. ``last`` indexes its last key in the sum."""
+        """Return the state and its scale after another chunk of keys. ``last`` is the index of its last key."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
         logs = line.key_logs
         if line.segments is not None:
@@ -149,7 +149,7 @@ def _pair_weights(line: Line, reverse: bool) -> Tensor:
         weights = (line.key_logs[:, :, None] - line.row_logs[..., None]).clamp_(max=0.0).exp_()
     if line.segments is not None:
         weights = weights * (line.segments[:, :, None] == line.segments[:, None])[:, None]
-    assert isinstance(weights, Tensor)  # without logarithms and segments there are no weights
+    assert isinstance(weights, Tensor)  # the caller passes logs or segments
     return weights.triu() if reverse else weights.tril()
 
 

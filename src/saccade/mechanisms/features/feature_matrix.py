@@ -49,7 +49,7 @@ class FeatureMatrix(LinearTimeMatrix):
     where V(i) is the set of keys that query i may attend to. A row whose denominator is 0 is set to 0.
 
     Args:
-        query: features of the queries, ``[batch, heads, q_len, features]``. Their logs scale full rows, so they cancel
+        query: features of the queries, ``[batch, heads, q_len, features]``. Their logs scale whole rows, so they cancel
             and are ignored.
         key: features of the keys, ``[batch, kv_heads, kv_len, features]``, computed with non-finite keys set to 0.
         visible: the mask.
@@ -96,7 +96,7 @@ class FeatureMatrix(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows are distributions, that is, if no feature is below 0 and eps is 0.
+        """Whether rows are distributions, which requires that no feature is below 0 and that eps is 0.
 
         Cost: reads all features.
         """

@@ -52,7 +52,7 @@ class Visible:
         offset: query i has the position of key ``i + offset``. None if tokens are not known to be in order.
         q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for padding.
         hidden_rows, hidden_keys: bool ``[batch | 1, len]``, rows that attend to no key because they are padding or
-            outside all documents, and keys to which no row may attend; None if there are certainly none.
+            outside all documents, and keys to which no row may attend; None if there are known to be none.
         q_documents, kv_documents: int64 ``[batch | 1, len]``, the document of each token; None without documents. A
             token outside all documents is hidden. If tokens are in order, it counts as part of the document before it.
     """
@@ -83,7 +83,7 @@ class Visible:
             tables = [_documents(pack, x) for x in (q, kv)]
             lost_rows.append(tables[0] < 0)
             lost_keys.append(tables[1] < 0)
-            count = max(map(len, pack.lengths))  # several Documents masks together identify a document
+            count = max(map(len, pack.lengths))  # the indices of several Documents masks together identify a document
             documents = [x * count + y for x, y in zip(documents, tables, strict=True)] if number else tables
         items = torch.arange(inputs.shape[0], device=q.device)[:, None]
         zeros = torch.zeros_like(items)
@@ -96,11 +96,11 @@ class Visible:
 
     @property
     def hides_nothing(self) -> bool:
-        """True if every row may attend to every key."""
+        """Whether every row is known to see every key."""
         return not self.causal and self.hidden_rows is self.hidden_keys is self.q_documents is None
 
     def allowed(self, batch: slice, rows: range, columns: range) -> Tensor:
-        """Return which pairs the mask allows, evaluated pair by pair, bool ``[batch, 1, rows, columns]``."""
+        """Return which pairs of the rows and columns the mask allows, bool ``[batch, 1, rows, columns]``."""
         items = torch.arange(batch.start, batch.stop, device=self.q_positions.device)
         q = self.q_positions if len(self.q_positions) == 1 else self.q_positions[batch]
         kv = self.kv_positions if len(self.kv_positions) == 1 else self.kv_positions[batch]
@@ -122,7 +122,7 @@ def _masks_in_documents(part: Mask) -> tuple[Mask, ...]:
 
 
 def _union(marks: list[Tensor]) -> Tensor | None:
-    """Return the union of bool marks, or None if it is certainly empty."""
+    """Return the union of bool marks, or None if it is known to be empty."""
     if not marks:
         return None
     union = marks[0]

@@ -74,7 +74,7 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
 
 
 def drawn(seed: int, number: int, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return the random directions of draw number ``number`` with this seed, float64 ``[num_features, head_dim]``."""
+    """Return the random directions of draw ``number`` for a seed, float64 ``[num_features, head_dim]``."""
     entropy = np.random.SeedSequence([seed, number, head_dim])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
     return directions(num_features, head_dim, orthogonal=orthogonal, generator=generator)

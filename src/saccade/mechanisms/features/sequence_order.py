@@ -41,12 +41,12 @@ class Order(NamedTuple):
 
     @property
     def is_sorted(self) -> bool:
-        """True if queries and keys have separate indices in the merged sequence."""
+        """Whether queries and keys have separate indices in the merged sequence."""
         return self.order is not None
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """Return the order of queries and keys for a mask that is causal or has documents. Sort only if necessary."""
+        """Return the order of queries and keys for a causal mask or one with documents, sorted only if necessary."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents
@@ -149,18 +149,18 @@ def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: T
 
 
 def check_in_order(visible: Visible, q_len: int, kv_len: int) -> None:
-    """Raise unless keys are in order of position and queries are the last of them, as a recurrent state requires.
+    """Raise an error unless keys are sorted by position and the queries belong to the last keys.
 
     Raises:
-        UnsupportedError: they are not, or nobody can know, because the positions have no readable values.
+        UnsupportedError: they are not, or the positions cannot be read.
     """
     if not Order.of(visible, q_len, kv_len).is_sorted:
         return
     if is_readable(visible.q_positions, visible.kv_positions):
         reason, hint = (
             (
-                "a state is read in the order in which it was written, so keys must be "
-                "in order and queries must be the last of them"
+                "a state depends on the order of its tokens, so keys must be "
+                "in order, and queries must belong to the last of them"
             ),
             "sort the tokens, or use a mechanism without a state",
         )
@@ -179,7 +179,7 @@ class Continued(Protocol):
 def check_memory(
     matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
 ) -> None:
-    """Raise unless new tokens can continue from a recurrent state, with shape ``sizes`` for each head."""
+    """Raise an error unless new tokens can continue from a recurrent state of shape ``sizes`` per head."""
     if not visible.causal:
         hint = "combine it with masks.Causal(), or use a KVCache, which stores the tokens themselves"
         rule = "be causal: a state sums over earlier tokens"

@@ -32,8 +32,8 @@ class Group(NamedTuple):
         recalls: ``-beta K~``, where K~ are recalling keys times the decay since the start; None without the delta rule.
         writes: W, keys times the decay up to the end of the chunk.
         keeps: e, the share of the incoming state that remains at the end, ``[chunks, sequences, 1 | head_dim, 1]``.
-        first, last: 1 for tokens that read the incoming state, and for tokens that write to the outgoing state, and 0
-            for all others, ``[chunks, sequences, CHUNK, 1]``; None if all tokens do.
+        first, last: 1 for tokens that read the incoming state (first) or write to the outgoing state (last), 0 for all
+            others, ``[chunks, sequences, CHUNK, 1]``; None if they are 1 for all tokens.
     """
 
     query: Tensor
@@ -120,9 +120,9 @@ def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor
 
 
 def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return u, the values that the tokens of a group of chunks write to the state, and the states between chunks.
+    """Return u, the values that a group of chunks writes to the state, and the state at each chunk boundary.
 
-    There is one state before each chunk, and one after the last chunk.
+    There is one state before each chunk and one after the last.
     """
     new = value if group.beta is None else value * group.beta
     states = state.new_empty(group.chunks + 1, *state.shape)

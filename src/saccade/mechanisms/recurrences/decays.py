@@ -116,7 +116,7 @@ class Decays(NamedTuple):
 
     @property
     def _is_mild(self) -> bool:
-        """True if decays are weak enough to compute as quotients of exponentials; False if values are unreadable."""
+        """Whether decays are weak enough to compute as quotients of exponentials; False if values are unreadable."""
         sums = self.sums
         return sums is not None and is_readable(sums) and sums.numel() > 0 and bool(sums.amin() > _SAFE)
 

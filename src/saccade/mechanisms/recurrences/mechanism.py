@@ -64,22 +64,22 @@ class Recurrence(Approximate):
 
         Args:
             inputs, decay, beta: the inputs and gates.
-            recall: the keys with which tokens read the state, like the keys of the inputs; None for those keys.
+            recall: the keys with which tokens read the state, in the shape of the keys; None to read with the keys.
             visible: the evaluated mask of the inputs; None to evaluate it.
         """
         where, dtype = type(self).__name__, inputs.query.dtype
         gates = [checked_gate(name, x, inputs) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
         decay = None if decay is None else gates.pop(0)
         beta = gates.pop() if gates else None
-        _check_heads(inputs, decay, beta)
+        check_heads(inputs, decay=decay, beta=beta)
         visible = Visible.of(inputs) if visible is None else visible
         check_in_order(visible, *inputs.shape[2:])
         if decay is not None:
             decay = decay.clamp(min=_LEAST)  # -inf is valid: it empties the state
-        tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta, recall) if x is not None])
-        nonfinite_queries = _nonfinite(inputs.query)
+        tainted = _union([nonfinite(x) for x in (inputs.key, decay, beta, recall) if x is not None])
+        nonfinite_queries = nonfinite(inputs.query)
         tensors = (inputs.query, inputs.key, decay, beta, recall)
-        query, key, decay, beta, recall = (_clean(x, inputs.wide) for x in tensors)
+        query, key, decay, beta, recall = (None if x is None else clean(x, inputs.wide) for x in tensors)
         assert query is not None and key is not None  # noqa: PT018  for the type checker
         return self.matrix_class(
             query,
@@ -152,10 +152,23 @@ def checked_gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
     return whole.expand(batch, -1, -1, -1)
 
 
-def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> None:
-    """Raise unless the head counts of a recurrence's queries, keys and gates are multiples of one another."""
+def check_gate_of_channels(name: str, x: Tensor | None, key: Tensor) -> None:
+    """Raise an error unless a gate, if there is one, has one number for each channel of each key."""
+    if x is not None and (x.shape != key.shape or not x.is_floating_point()):
+        rule = f"be floats {list(key.shape)}, like key"
+        raise value_error(name, rule, list(x.shape), facts=[describe("key", key)])
+
+
+def check_decay_of_tokens(decay: Tensor | None, hint: str) -> None:
+    """Raise an error, with a hint that gives the reason, if a decay has a value for each channel."""
+    if decay is not None and decay.dim() == 4 and decay.shape[3] != 1:
+        raise value_error("decay", "have one value for each token", list(decay.shape), hint=hint)
+
+
+def check_heads(inputs: Inputs, **gates: Tensor | None) -> None:
+    """Raise an error unless the head counts of a recurrence's queries, keys and gates are multiples of one another."""
     counts = {"query": inputs.shape[1], "key": inputs.key.shape[1]}
-    counts |= {name: x.shape[1] for name, x in (("decay", decay), ("beta", beta)) if x is not None}
+    counts |= {name: x.shape[1] for name, x in gates.items() if x is not None}
     most_inputs = max([count for name, count in counts.items() if name != "query"])
     most = max(most_inputs, counts["query"])
     wholes = {name: most if name == "query" else most_inputs for name in counts}
@@ -164,7 +177,7 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
         raise value_error("heads", "be multiples of one another for queries, keys and gates", text)
 
 
-def _nonfinite(x: Tensor) -> Tensor | None:
+def nonfinite(x: Tensor) -> Tensor | None:
     """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None for none."""
     if is_surely_finite(x):
         return None
@@ -182,8 +195,14 @@ def _union(marks: list[Tensor | None]) -> Tensor | None:
     return whole
 
 
-def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def finite_product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply two tensors of one shape. Where one is not finite, the product is NaN and neither gets a gradient."""
+    if is_surely_finite(a) and is_surely_finite(b):
+        return a * b
+    bad = ~(a.isfinite() & b.isfinite())
+    return (a.masked_fill(bad, 0.0) * b.masked_fill(bad, 0.0)).masked_fill(bad, torch.nan)
+
+
+def clean(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert queries, keys or a gate to the dtype of the recurrence, and set non-finite elements to 0."""
-    if x is None:
-        return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

@@ -207,7 +207,7 @@ def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor 
     given = (query, key, decay, beta, recall, value, state)
     leaves = [x for x in given if x is not None and x.requires_grad]
     pairs = zip(product_by_token(rule, value, state, segment), (grad, grad_state), strict=True)
-    outs, weights = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)  # queries reach no state
+    outs, weights = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)  # the state ignores queries
     computed = iter(torch.autograd.grad(outs, leaves, weights, create_graph=True, allow_unused=True))
     grads = [next(computed) if x is not None and x.requires_grad else None for x in given]
     return (*grads[:4], None, *grads[4:], None, None, None)
@@ -217,7 +217,7 @@ def _mark_nan(
     bad: Tensor, segments: Tensor | None, grads: list[Tensor], state: Tensor, segment: Tensor | None
 ) -> list[Tensor]:
     """Set gradients to NaN for the state and for every token on which a row with a non-finite gradient depends."""
-    marks = bad.flip(1).int().cumsum(1).flip(1)  # number of such rows from here on
+    marks = bad.flip(1).int().cumsum(1).flip(1)  # number of such rows from each token on
     before = marks[:, :1, 0] > 0
     if segments is not None and segment is not None:
         behind = torch.arange(segments.shape[1], device=bad.device) + 1

@@ -155,7 +155,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
                 flow through this memory and the returned one.
 
         Raises:
-            ValueError: the queries and keys are of different tokens, or the memory is from a different recurrence or
+            ValueError: the queries and keys belong to different tokens, or the memory is from a different recurrence or
                 mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
@@ -226,15 +226,19 @@ class RecurrenceMatrix(LinearTimeMatrix):
         dtype, (batch, heads, q_len, _) = rule.key.dtype, self.shape
         value = self._lines(self._order.with_keys(value.to(dtype)))
         if state is None:
-            begin = value.new_zeros(batch * heads, rule.key.shape[2], value.shape[2])
+            begin = value.new_zeros(batch * heads, *self._state_size(value.shape[2]))
         else:
             begin = self._lines(state.to(dtype))
-        run = product_by_token if value.shape[1] <= FEW or is_transformed() else product
-        out, last = run(rule, value, begin, segment)
+        out, last = self._run(rule, value, begin, segment)
         last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
         out = out.unflatten(0, (batch, heads))[:, :, out.shape[1] - q_len :]
         # A row that sees no key passes on no gradient, not even NaN.
         return out if blind is None else out.masked_fill(blind[..., None], 0.0), last
+
+    def _run(self, rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs of a recurrence and its last state; see `recurrences.product.product`."""
+        run = product_by_token if value.shape[1] <= FEW or is_transformed() else product
+        return run(rule, value, state, segment)
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
         """Return ``A.mT @ x`` for a recurrence, where x contains the entries of the last rows."""
@@ -284,7 +288,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _empty_rows(self) -> Tensor | None:
-        """True for rows that see no key, bool ``[batch | 1, heads, q_len]``; None if no key or row is hidden."""
+        """The rows that see no key, bool ``[batch | 1, heads, q_len]``; None if no key or row is hidden."""
         if self.visible.hidden_rows is self.visible.hidden_keys is None:
             return None
         anything = torch.ones(self.shape[0], 1, self.shape[3], dtype=torch.bool, device=self.device)

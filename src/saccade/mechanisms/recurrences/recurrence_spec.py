@@ -30,8 +30,8 @@ class Rule(NamedTuple):
         recall: r, the keys with which the delta rule reads the state, like ``key``; None for ``key`` itself.
         scale: s.
         is_delta: whether to use the delta rule.
-        ridge: what is added to the diagonal of the keys' own state, through whose inverse queries read (`Mesa`), above
-            0, ``[sequences, len, head_dim]``; None for queries that read directly.
+        extras: further tensors of a kind of recurrence, ``[sequences, len | 1, width]``, which its matrix uses
+            (`Mesa`, `Mamba3`).
     """
 
     query: Tensor
@@ -42,20 +42,19 @@ class Rule(NamedTuple):
     recall: Tensor | None
     scale: float
     is_delta: bool
-    ridge: Tensor | None = None
+    extras: tuple[Tensor, ...] = ()
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All tensors that define the recurrence."""
+        """The tensors of the recurrence, without the ridge."""
         return self[:6]
 
     def of(self, lines: slice | list[int], tokens: slice) -> Rule:
         """Return the recurrence for the selected tokens of the selected sequences."""
-        decay, beta, segments, recall, ridge = (
-            None if x is None else x[lines, tokens] for x in (*self[2:6], self.ridge)
-        )
+        decay, beta, segments, recall = (None if x is None else x[lines, tokens] for x in self[2:6])
         query, key = self.query[lines, tokens], self.key[lines, tokens]
-        return Rule(query, key, decay, beta, segments, recall, self.scale, self.is_delta, ridge)
+        extras = tuple(x[lines] if x.shape[1] == 1 else x[lines, tokens] for x in self.extras)
+        return Rule(query, key, decay, beta, segments, recall, self.scale, self.is_delta, extras)
 
 
 def groups_of(length: int) -> Iterator[slice]:
@@ -85,7 +84,7 @@ FEW = 2  # up to this number of tokens, single steps cost less than a chunk
 
 
 def product_by_token(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute `product` token by token, as a recurrence is defined. It is differentiable any number of times.
+    """Compute `product` token by token, from the definition of a recurrence. It is differentiable any number of times.
 
     Cost: a few passes over the state for each token; with gradients, every state is stored.
     """

@@ -47,9 +47,9 @@ def beam_search(
 
     .. math:: \mathrm{score}(y) = \frac{\sum_t \ln p(y_t \mid y_{<t})}{|y|^{\mathrm{length\_penalty}}}
 
-    Each iteration extends the open continuations by every possible token. The ``beams`` likeliest that do not end stay
-    open, and those among the ``beams`` likeliest that end are finished. The search for a prompt stops when no open
-    continuation can become better than the finished ones.
+    Each iteration extends the open continuations by every possible token. Of the results that do not end, the ``beams``
+    likeliest stay open. Those that end are finished if they are among the ``beams`` likeliest of all. The search for a
+    prompt stops when no open continuation can become better than the finished ones.
 
     Args:
         model, tokens, max_new_tokens, stop: see `generate`.

@@ -96,13 +96,13 @@ class Form:
         """Check the kernel with `saccade.testing.check`; ``options`` are further arguments of that function.
 
         Raises:
-            TypeError: an option belongs to the adapter that built the form, such as ``gqa`` and ``offers``.
+            TypeError: an option belongs to the adapter that built the form, such as ``gqa`` or ``offers``.
         """
         for name in ("gqa", "offers", "reasons"):
             if name in options:
                 adapter = self.run.__module__.rpartition(".")[2].removesuffix("s")
                 hint = f"adapters.{adapter}(kernel, {name}={options[name]!r}).check()"
-                raise type_error(name, f"be given to the adapter, as in {hint}", f"check({name}={options[name]!r})")
+                raise type_error(name, f"be passed to the adapter, as in {hint}", f"check({name}={options[name]!r})")
         given = options.pop("laws", None)
         laws = self.laws_to_check() if given is None else [self.law_with_definition(law) for law in given]
         if options.get("cases") is not None or self.truth is not None or self.cases:
@@ -115,14 +115,14 @@ class Form:
         return [law for law in map(self.law_with_definition, laws) if isinstance(law, Law)]
 
     def law_with_definition(self, law: Law | str) -> Law | str:
-        """Return a copy of the law in which this form's definition gives the expected output of the law's own cases."""
+        """Return a copy of the law whose own cases expect the output that this form's definition computes."""
         definition = self.definition
         if definition is None or isinstance(law, str) or law.cases is None:
             return law
         return dataclasses.replace(law, cases=tuple(with_definition(case, definition) for case in law.cases))
 
     def cases_with_definition(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
-        """Return copies of ``cases`` in which this form's definition gives the expected output.
+        """Return copies of ``cases`` that expect the output that this form's definition computes.
 
         None means the standard cases and the additional cases of this form.
         """

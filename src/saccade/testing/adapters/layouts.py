@@ -1,4 +1,4 @@
-"""The adapter for kernels of ``(q, k, v)`` with any order of axes, and with a bool, float or flag as the mask."""
+"""The adapter for kernels of ``(q, k, v)`` in any axis order, with the mask as a bool or float tensor or as a flag."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def layout(
     gqa: bool = True,
     output: int | None = None,
 ) -> Form:
-    """Adapt a kernel ``kernel(q, k, v, ...)`` that takes tensors with a different order of axes.
+    """Adapt a kernel ``kernel(q, k, v, ...)`` that takes tensors in a different axis order.
 
     Example:
         >>> import torch.nn.functional as F
@@ -49,8 +49,8 @@ def layout(
         masks: how to pass the mask. "bool": as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
             "additive": as a float tensor of 0 and -inf. "causal": as the keyword ``causal=``, so other masks are not
             supported. "window": as ``causal=`` and ``window_size=(left, right)``, with -1 for no limit, as in
-            FlashAttention. "none": no mask is passed, so none is supported. With keywords, the last query is aligned
-            with the last key.
+            FlashAttention. "none": no mask is passed, so masks are not supported. With "causal" and "window", the last
+            query is aligned with the last key.
         mask_name: the kernel's name for the mask or for ``causal``; None passes a mask as the fourth argument.
         names: the kernel's names for options, such as ``{"scale": "softmax_scale"}``.
         offers: the options that the kernel supports.
@@ -81,7 +81,7 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Call the kernel in its order of axes, and permute the output to ``[batch, heads, q_len, value_dim]``."""
+    """Call the kernel with inputs in its axis order, and permute its output to ``[batch, heads, q_len, value_dim]``."""
     if "b" not in order:  # one call for each batch item
         outs = []
         for b in range(len(query)):

@@ -34,7 +34,7 @@ def operator(name: str, order: str = "bhld", **options: Any) -> Form:
     namespace, separator, short = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), short, None) if separator else None
     if packet is None:
-        raise value_error("name", "be that of a registered operation, namespace::name", repr(name))
+        raise value_error("name", "be the name of a registered operator, namespace::name", repr(name))
     taken = {argument.name for argument in packet.default._schema.arguments}
     options.setdefault("offers", tuple(option for option in OPTIONS if option in taken))
     form = layout(packet.default, order, **options)

@@ -1,4 +1,4 @@
-"""The adapter for kernels with a paged cache: ``(q, k_cache, v_cache, cache_seqlens=, block_table=, ...)``."""
+"""The adapter for kernels that read a paged cache, ``(q, k_cache, v_cache, cache_seqlens=, block_table=, ...)``."""
 
 from __future__ import annotations
 

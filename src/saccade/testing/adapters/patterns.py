@@ -13,7 +13,7 @@ def distances(q_len: int, kv_len: int, like: Tensor) -> Tensor:
 
 
 def in_band(q_len: int, kv_len: int, band: tuple[int, int], like: Tensor) -> Tensor:
-    """Return the mask of a band: keys from ``left`` tokens before a query to ``right`` after it; -1 means no limit."""
+    """Return the mask of a band, from ``left`` tokens before a query to ``right`` after it; -1 means no limit."""
     far = distances(q_len, kv_len, like)
     left, right = (far.numel() if side < 0 else side for side in band)
     return (far >= -left) & (far <= right)

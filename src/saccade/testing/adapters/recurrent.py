@@ -1,4 +1,4 @@
-"""The adapter for recurrences: delta rules, gated linear attention and state spaces, tested by their definitions."""
+"""The adapter for recurrences, such as delta rules, gated linear attention and state space models."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def truth(
     scale: float | None = None,
     **settings: object,
 ) -> Tensor:
-    """Compute a recurrence by definition, for inputs in float64 and a causal mask."""
+    """Return the expected output of a recurrence, computed token by token, for float64 inputs and a causal mask."""
     times = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(times, 1) for x in (key, value))
     return torch.where(mask.any(-1, keepdim=True), recurrence(query, key, value, rule=rule, scale=scale), 0.0)
@@ -105,7 +105,7 @@ def gates(key: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: float | None = None) -> Tensor:
-    """Compute a recurrence token by token. The queries ``[batch, heads, len, dim]`` belong to the last tokens."""
+    """Compute a recurrence token by token; queries ``[batch, heads, len, dim]`` belong to the last tokens."""
     key, beta, decay = gates(key, rule)
     if scale is None:
         scale = 1.0 if rule == "ssd" else query.shape[3] ** -0.5

@@ -1,4 +1,4 @@
-"""The adapter for kernels that take functions of scores and of pairs, like FlexAttention."""
+"""The adapter for kernels that take the mask and changes to the scores as functions, like FlexAttention."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ def run(
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_mask: bool, **settings: object
 ) -> tuple[str, ...]:
-    """Return the reasons why functions of pairs cannot express the inputs."""
+    """Return the reason why the kernel cannot take the inputs: torch's ``BlockMask`` does not support empty ones."""
     return ("takes no empty inputs",) if block_mask and 0 in mask.shape else ()

@@ -1,4 +1,4 @@
-"""The adapter for packed sequences: ``(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, ...)``."""
+"""The adapter for kernels that take packed sequences and their offsets, ``(q, k, v, cu_seqlens_q, ...)``."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def varlen(
     """Adapt a kernel for packed sequences that takes FlashAttention's arguments.
 
     The call is ``kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=...)``, where q, k and
-    v are ``[tokens, heads, dim]`` and ``cu_seqlens`` int32 ``[sequences + 1]``. Padding, documents and batch items
-    become sequences; tokens that attend to no token and are visible to none are omitted.
+    v are ``[tokens, heads, dim]`` and ``cu_seqlens`` int32 ``[sequences + 1]``. Each document of each batch item
+    becomes a sequence; tokens that attend to no token and are visible to none, such as padding, are omitted.
 
     Args:
         kernel: the kernel.

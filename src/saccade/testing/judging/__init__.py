@@ -5,6 +5,7 @@
 
 from saccade.testing.judging.counter_example import counter_example
 from saccade.testing.judging.declaration import Declaration, read_claims
+from saccade.testing.judging.first_calls import first_calls
 from saccade.testing.judging.judge import judge
 from saccade.testing.judging.judgement import CounterExample, Judgement
 from saccade.testing.judging.kernel import Kernel
@@ -18,6 +19,7 @@ __all__ = [
     "Source",
     "counter_example",
     "check_interpreter",
+    "first_calls",
     "judge",
     "read_claims",
 ]

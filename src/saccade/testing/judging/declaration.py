@@ -29,23 +29,28 @@ _LENGTHS = ("min", "max", "multiple")
 class Declaration:
     """The claims of a kernel. Inputs that it does not claim to support are refused and reported as not offered.
 
+    A field that is None or empty makes no statement: `judge` then tries one small call, and takes the capability as not
+    claimed if the call raises an error.
+
     Attributes:
         form: the calling convention, a name in `saccade.testing.adapters.FORMS`.
         settings: arguments of that form's adapter.
         dtypes: names of the supported dtypes. When None, float64, float32 and the dtypes that laws define are tested.
         masks: the supported kinds of masks, in addition to no mask: "causal", "window", "padding", "documents" and
-            their combinations, or "any"; None for any.
-        widths, value_widths: the supported head widths; None for any. ``value_widths="same"`` means the width of keys.
+            their combinations, or "any".
+        full: whether every query may attend to every key, as without a mask.
+        widths, value_widths: the supported head widths, or "any". ``value_widths="same"`` means the width of keys.
         lengths: ``min``, ``max`` and ``multiple`` of the supported q_len and kv_len.
         decoding: whether the numbers of queries and keys may differ.
         groups: whether several query heads may share a key head.
         gradients: whether the kernel has a backward pass.
         empty: whether lengths may be 0.
+        non_finite: whether the laws on NaN and inf are tried.
         options: the supported options, such as "scale" and "bias"; None reads them from the adapter or the signature.
         with_lse: name of a variant that returns ``(out, lse)``, in the same file or module. It requires the plain form,
             ``(query, key, value, mask)`` in the layout ``[batch, heads, len, dim]``.
         mask_objects: whether the kernel takes masks as `saccade.masks.Mask`, and positions. It requires the plain form.
-        memory_exponent: the largest tensor grows as the length to this power; None makes no claim.
+        memory_exponent: the size of the largest tensor grows as the length to this power; None makes no claim.
         xfail: the expected failures: reasons by ``law``, ``law[case]`` or ``law[case-dtype]``, where ``*`` matches any
             text.
     """
@@ -54,13 +59,15 @@ class Declaration:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dtypes: tuple[str, ...] | None = None
     masks: tuple[str, ...] | None = None
-    widths: tuple[int, ...] | None = None
+    full: bool | None = None
+    widths: tuple[int, ...] | str | None = None
     value_widths: tuple[int, ...] | str | None = None
     lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    decoding: bool = True
-    groups: bool = True
-    gradients: bool = True
-    empty: bool = True
+    decoding: bool | None = None
+    groups: bool | None = None
+    gradients: bool | None = None
+    empty: bool | None = None
+    non_finite: bool = True
     options: tuple[str, ...] | None = None
     with_lse: str | None = None
     mask_objects: bool = False
@@ -73,6 +80,9 @@ class Declaration:
         _check_names("masks", self.masks, MASKS)
         _check_names("options", self.options, OPTIONS)
         _check_names("lengths", tuple(self.lengths), _LENGTHS)
+        for name, words in (("widths", ("any",)), ("value_widths", ("any", "same"))):
+            if isinstance(getattr(self, name), str):
+                check_choice(name, getattr(self, name), words)
         is_plain = self.form == "layout" and not set(self.settings) - {"names", "offers"}
         if (self.with_lse or self.mask_objects) and not is_plain:
             raise value_error(
@@ -115,12 +125,14 @@ class Declaration:
         """Return the reasons why the claims exclude the inputs of a call; empty if they do not."""
         reasons = list(self._sizes(query, key, value))
         if self.dtypes is not None and query.dtype not in {DTYPES[name] for name in self.dtypes}:
-            reasons.append(Message("claims only {names}", names=_listed(self.dtypes)))
-        if not self.gradients and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+            reasons.append(Message("claims only {names}", names=listed(self.dtypes)))
+        if self.gradients is False and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             reasons.append("claims no gradients")
+        if self.full is False and query.shape[2] > 1 and bool(mask.all()):
+            reasons.append("claims no full attention")
         if self.masks is not None and "any" not in self.masks and (kinds_of(mask) or {"any"}) - {*self.masks, "none"}:
             reasons.append(
-                Message("claims only {names} masks", names=_listed(self.masks)) if self.masks else "claims no masks"
+                Message("claims only {names} masks", names=listed(self.masks)) if self.masks else "claims no masks"
             )
         return tuple(reasons)
 
@@ -129,7 +141,7 @@ class Declaration:
         reasons: list[str] = []
         q_len, kv_len = query.shape[2], key.shape[2]
         width, value_width = query.shape[3], value.shape[3]
-        if self.widths is not None and width not in self.widths:
+        if isinstance(self.widths, tuple) and width not in self.widths:
             reasons.append(Message("claims only widths {widths}", widths=", ".join(map(str, self.widths))))
         if self.value_widths == "same" and value_width != width:
             reasons.append("claims only values as wide as keys")
@@ -144,9 +156,9 @@ class Declaration:
                     )
                 )
                 break
-        if not self.empty and 0 in (*query.shape[:3], kv_len):
+        if self.empty is False and 0 in (*query.shape[:3], kv_len):
             reasons.append("claims no empty inputs")
-        if not self.decoding and q_len != kv_len:
+        if self.decoding is False and q_len != kv_len:
             reasons.append("claims only as many queries as keys")
         return reasons
 
@@ -211,6 +223,6 @@ def _check_names(argument: str, names: object, known: tuple[str, ...]) -> None:
             raise value_error(argument, f"be among {', '.join(known)}", repr(name))
 
 
-def _listed(names: Iterable[str]) -> Message:
+def listed(names: Iterable[str]) -> Message:
     """Join names, which are never translated, by "and"."""
     return joined((Message("{name}", name=name) for name in names), "{first} and {others}")

@@ -15,7 +15,7 @@ def fitted(case: Case, declaration: Declaration) -> Case:
     Lengths stay unchanged if the case has explicit positions, or if its mask requires them.
     """
     width, value_width = case.head_dim, case.value_dim
-    if declaration.widths is not None and case.key_dim is None and case.score is None and case.relative is None:
+    if isinstance(declaration.widths, tuple) and case.key_dim is None and case.score is None and case.relative is None:
         width = _nearest(width, declaration.widths)
         value_width = width if case.value_dim == case.head_dim else value_width
     if isinstance(declaration.value_widths, tuple):
@@ -46,7 +46,7 @@ def _nearest(size: int, claimed: tuple[int, ...]) -> int:
 
 
 def _length(length: int, declaration: Declaration) -> int:
-    """Return the next length that a kernel claims. 0 and 1 stay unchanged, because they are special cases."""
+    """Round a length up to a claimed one, within the maximum. 0 and 1 stay unchanged: they are special cases."""
     if length <= 1:
         return length
     step, least = declaration.lengths.get("multiple", 1), declaration.lengths.get("min", 0)

@@ -16,7 +16,7 @@ padding: .6rem; } .broken { color: #a33b00; font-weight: 600; } .kept { color: #
 
 
 def html_page(judgement: Judgement) -> str:
-    """Return a judgement as an HTML page: verdicts, counter-examples with their scripts, and errors."""
+    """Return a judgement as an HTML page with verdicts, counter-examples, their scripts, and errors."""
     title = f"{judgement.kernel}: {judgement.summary}"
     facts = [
         f"device {judgement.device}",
@@ -28,12 +28,14 @@ def html_page(judgement: Judgement) -> str:
         facts.append(f"read from the signature: {judgement.inferred}")
     if judgement.skipped:
         facts.append(f"the time limit was reached, {judgement.skipped:,} trials were skipped")
+    summaries = "<br>".join(map(escape, judgement.summaries))
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
         f"<style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(judgement.kernel)}</h1><p><strong>{escape(judgement.summary)}</strong></p>",
+        f"<h1>{escape(judgement.kernel)}</h1><p><strong>{summaries}</strong></p>",
         f"<p>{escape(', '.join(facts))}</p>",
+        *(f"<p>{escape(note)}</p>" for note in judgement.notes),
         *(
             f"<p>Expected to fail, but kept: {escape(pattern)} ({escape(judgement.xfail[pattern])})</p>"
             for pattern in judgement.passing_xfail

@@ -15,6 +15,7 @@ import torch
 from saccade.testing.adapters import Form
 from saccade.testing.judging.counter_example import counter_examples
 from saccade.testing.judging.declaration import Declaration
+from saccade.testing.judging.first_calls import first_calls
 from saccade.testing.judging.judgement import CORE_LAWS, Judgement
 from saccade.testing.judging.kernel import Kernel, Trial
 from saccade.testing.judging.source import Source
@@ -22,7 +23,7 @@ from saccade.testing.report import Report, Result
 
 
 def judge(
-    kernel: Callable[..., Any] | Form,
+    kernel: Callable[..., Any] | Form | Kernel,
     claims: Declaration | None = None,
     *,
     source: Source | None = None,
@@ -34,7 +35,10 @@ def judge(
     seed: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Judgement:
-    """Judge an attention kernel: try every law on the cases that fit its claims, and shrink cases that break a law.
+    """Judge an attention kernel: try every law on cases that fit its claims, and shrink the cases that break a law.
+
+    What the claims leave open is first tried with one small call each. If a call raises an error, the capability counts
+    as not claimed, and `Judgement.notes` says so.
 
     Example:
         >>> from saccade.testing.judging import Declaration, judge
@@ -46,14 +50,15 @@ def judge(
         (False, 'query [1, 1, 2, 1], key [1, 1, 1, 1], value [1, 1, 1, 1], float32, Causal()')
 
     Args:
-        kernel: a kernel with the calling convention that the claims name, or a `Form`.
-        claims: what the kernel supports; by default, everything.
+        kernel: a kernel with the calling convention that the claims name, or a `Form`, or what `first_calls` returned,
+            which is not called for open claims again.
+        claims: what the kernel supports, unless it is a `Kernel`; by default, nothing is declared.
         source: the location of the kernel, from which scripts load it.
         laws: names of laws; all by default.
         cases: names of cases; all by default. Some laws define their own cases.
         dtypes: dtypes of the inputs; by default those of the claims, or float64 and float32.
         device: device of the inputs.
-        minutes: time after which no further trial begins; None runs all trials.
+        minutes: time limit, after which no further trial starts; None runs all trials.
         seed: seed of all values; None draws a new seed.
         progress: called before each trial with the numbers of finished trials and of all trials, and the names of the
             trial's law, case and dtype.
@@ -67,21 +72,26 @@ def judge(
     began = time.monotonic()
     deadline = torch.inf if minutes is None else began + 60 * minutes
     seed = secrets.randbelow(1 << 32) if seed is None else seed
-    judged = Kernel.of(kernel, claims or Declaration(), source)
+    judged = kernel if isinstance(kernel, Kernel) else Kernel.of(kernel, claims or Declaration(), source)
+    judged = judged if isinstance(kernel, Kernel) else first_calls(judged, device, dtypes)
     subject = judged.subject(judged, device)
     by_law = judged.trials_by_law(laws, cases, dtypes, seed)
     planned = [trial for each in by_law for trial in each]
-    results = list[tuple[Trial, Result]]()
+    refusals = judged.refusals(subject, planned)
+    results = [(trial, refused) for trial, refused in zip(planned, refusals, strict=True) if refused is not None]
+    count, in_advance = len(planned), len(results)
+    remaining = iter(refusals)
+    accepted = [[trial for trial in each if next(remaining) is None] for each in by_law]
 
     def run_trial(trial: Trial) -> bool:
         if progress is not None:
             law, case, dtype = trial
             named = f"{law.name}, case {case.name}, {str(dtype).removeprefix('torch.')}"
-            progress(len(results), len(planned), named)
+            progress(len(results) - in_advance, count - in_advance, named)
         results.append((trial, judged.run_trial(subject, *trial)))
         return results[-1][1].verdict in ("kept", "broken")
 
-    _run_in_turn(by_law, run_trial, began, deadline)
+    _run_in_turn(accepted, run_trial, began, deadline)
     known = list(dict.fromkeys(law.name for law, _, _ in planned))
     ordered = sorted((result for _, result in results), key=lambda result: known.index(result.law))
     by_name = {law.name: law for law, _, _ in planned}
@@ -96,6 +106,7 @@ def judge(
         str(device),
         {"torch": torch.__version__, "python": platform.python_version()},
         judged.inferred,
+        judged.notes,
     )
     examples = tuple(counter_examples(judged, draft, results, device))
     return dataclasses.replace(draft, counter_examples=examples, seconds=time.monotonic() - began)
@@ -104,7 +115,7 @@ def judge(
 def _run_in_turn(
     by_law: Sequence[Sequence[Trial]], run_trial: Callable[[Trial], bool], began: float, deadline: float
 ) -> None:
-    """Run trials until a deadline: first each law until the kernel accepts one of its trials, then all laws in turn.
+    """Run trials until a deadline, first of each law until the kernel accepts one, then of all laws in turn.
 
     The most important laws come first. Each of the other laws spends at most a fiftieth of the time on looking for an
     accepted trial, since a kernel may refuse all of them.

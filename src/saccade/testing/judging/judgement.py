@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from saccade.support.columns import display_width, left_aligned, right_aligned
-from saccade.support.language import Message, translated
+from saccade.support.language import Message, joined, translated
 from saccade.testing.laws import Law
 from saccade.testing.report import Report, Result
 
@@ -22,7 +22,7 @@ LawVerdict = Literal["kept", "broken", "expected", "unexpectedly kept", "not tri
 
 @dataclasses.dataclass(frozen=True)
 class CounterExample:
-    """The smallest input that the search found to break a law.
+    """The smallest input found that breaks a law.
 
     Attributes:
         law: the name of the law.
@@ -54,9 +54,10 @@ class Judgement:
             references and in units of the dtype's eps.
         planned: number of trials of each law, by name; fewer may have run because the time was up.
         seconds: total time.
-        device: where the kernel ran.
+        device: the device on which the kernel ran.
         versions: versions of packages.
-        inferred: the settings that were read from the kernel's signature, as in TOML; empty if none were.
+        inferred: the settings that were read from the kernel's signature, in TOML syntax; empty if none were.
+        notes: sentences on what the kernel does not take, although its claims do not say so.
     """
 
     kernel: str
@@ -69,10 +70,11 @@ class Judgement:
     device: str
     versions: Mapping[str, str]
     inferred: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether at least one law was kept, no law is unexpectedly broken, and the judgement is complete."""
+        """Whether a law held in at least one trial, no law is unexpectedly broken, and the judgement is complete."""
         return bool(self.report.kept) and not self.unexpected and not self.incomplete
 
     @property
@@ -124,17 +126,22 @@ class Judgement:
         return [result for result in self.report.results if result.law == law.name]
 
     def why(self, law: Law) -> str:
-        """Return the counter-example of a law, the reason why its failure is expected, or why the law was not tried."""
+        """Return the counter-example of a law, why its failure is expected, or why not all its trials ran."""
         for example in self.counter_examples:
             if example.law == law.name:
                 return example.message
         for result in self.of(law):
             if result.verdict == "broken":
                 return self.reason(result) or result.message
-        return self._why_not_tried(law) if self.verdict(law) == "not tried" else ""
+        if self.verdict(law) == "not tried":
+            return self._why_not_tried(law)
+        kept = len([result for result in self.of(law) if result.verdict == "kept"])
+        missing = self.planned.get(law.name, 0) - len(self.of(law))
+        words = "kept on {kept:,} of {all:,} trials"
+        return Message(words, kept=kept, all=kept + missing) if missing > 0 else ""
 
     def _why_not_tried(self, law: Law) -> str:
-        """Return why a law was not tried: the time was up, the kernel refused every trial, or no case applies."""
+        """Return why a law was not tried: time ran out, the kernel refused every trial, or no case applies."""
         results = self.of(law)
         reasons = Counter(result.message for result in results if result.message)
         reason = reasons.most_common(1)[0][0] if reasons else ""
@@ -168,6 +175,7 @@ class Judgement:
         lines = [translated("{kernel} on {device}, seed {seed}, {seconds:.0f} s", **values)]
         if self.inferred:
             lines.append(translated("read from the signature: settings = {{ {settings} }}", settings=self.inferred))
+        lines += map(translated, self.notes)
         lines += ["", *table, ""]
         lines += [
             translated("{names}: {why}", names=example.law, why=translated(example.inputs))
@@ -181,7 +189,7 @@ class Judgement:
         for pattern in self.passing_xfail:
             values = {"pattern": pattern, "why": self.xfail[pattern]}
             lines.append(translated("Expected to fail, but kept: {pattern} ({why})", **values))
-        return "\n".join([*lines, translated(self.summary)])
+        return "\n".join([*lines, *map(translated, self.summaries)])
 
     __repr__ = __str__
 
@@ -197,28 +205,52 @@ class Judgement:
             return ""
         words = (
             "{count:,} of {broken:,} broken trials {message}. If the kernel takes no such inputs, declare what it "
-            "takes, for example --claim groups=false if it needs as many key heads as query heads."
+            "takes with --claim: groups, decoding, masks, full, dtypes, widths, value_widths, lengths, gradients, "
+            "empty."
         )
         return Message(words, count=count, broken=len(self.unexpected), message=message)
 
     @property
+    def summaries(self) -> tuple[str, ...]:
+        """The judgement in one sentence on finite inputs and one on NaN and inf, or in one if only one kind was tried.
+
+        If only laws on NaN and inf are broken, a last sentence says how to leave them out.
+        """
+        tried = {kind: [law for law in self._tried if law.non_finite is kind] for kind in (False, True)}
+        if not all(tried.values()):
+            return (self._sentence(self._tried),)
+        broken = any(self.verdict(law) == "broken" for law in tried[True])
+        hint = "If the kernel promises nothing about NaN and inf, leave these laws out with --claim non_finite=false."
+        return (
+            Message("Finite inputs: {sentence}", sentence=self._sentence(tried[False])),
+            Message("NaN and inf: {sentence}", sentence=self._sentence(tried[True])),
+            *([Message(hint)] if broken else []),
+        )
+
+    @property
     def summary(self) -> str:
-        """The judgement in one sentence."""
-        verdicts = Counter(self.verdict(law) for law in self.report.laws)
-        if not self.report.kept and not self.report.broken:
+        """The judgement in one line: the sentences of `summaries`."""
+        return joined(self.summaries, "{first} {others}")
+
+    @property
+    def _tried(self) -> list[Law]:
+        """The laws of which at least one trial ran."""
+        return [law for law in self.report.laws if self.verdict(law) != "not tried"]
+
+    def _sentence(self, laws: Sequence[Law]) -> str:
+        """Return the judgement on some of the laws that were tried, in one sentence."""
+        verdicts = Counter(self.verdict(law) for law in laws)
+        if not laws:
             return Message("No law could be tried.")
-        broken = list(dict.fromkeys(result.law for result in self.unexpected))
-        tried = sum(verdicts.values()) - verdicts["not tried"]
+        broken = [law.name for law in laws if self.verdict(law) == "broken"]
         if broken:
-            names = ", ".join(broken)
-            sentence = Message(
-                "{broken} of {tried} laws are broken: {names}.", broken=len(broken), tried=tried, names=names
-            )
-        elif self.incomplete:
+            words = "{broken} of {tried} laws are broken: {names}."
+            sentence = Message(words, broken=len(broken), tried=len(laws), names=", ".join(broken))
+        elif self.incomplete and not all(law.non_finite for law in laws):
             words = "Incomplete: the law {law} was not tried, {why}."
             sentence = Message(words, law=CORE_LAWS[0], why=self.incomplete)
         else:
-            holding = tried - verdicts["expected"]
+            holding = len(laws) - verdicts["expected"]
             sentence = Message("All {holding} laws that could be tried hold.", holding=holding)
         if not verdicts["expected"]:
             return sentence
@@ -236,6 +268,8 @@ class Judgement:
             "seconds": round(self.seconds, 1),
             "skipped": self.skipped,
             "inferred": self.inferred,
+            "notes": list(self.notes),
+            "summaries": list(self.summaries),
             "incomplete": self.incomplete,
             "versions": dict(self.versions),
             "laws": [
@@ -245,6 +279,7 @@ class Judgement:
                     "verdict": self.verdict(law),
                     "counts": dict(Counter(result.verdict for result in self.of(law))),
                     "why": self.why(law),
+                    "non_finite": law.non_finite,
                 }
                 for law in self.report.laws
             ],

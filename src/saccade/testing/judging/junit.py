@@ -11,8 +11,8 @@ def junit_xml(judgement: Judgement) -> str:
     """Return a judgement as JUnit XML for CI systems.
 
     An unexpectedly broken law is a failure. Trials that are not offered or fail as expected are skipped with the
-    reason, and trials that are not applicable are omitted. If a law is kept although a failure was expected, the trial
-    passes, and a property of the suite says so.
+    reason, and trials that are not applicable are omitted. If a law holds although a failure was expected, the trial
+    passes, and the property ``xfail`` of the suite records it.
     """
     root = ET.Element("testsuites", name=f"saccade judge {judgement.kernel}")
     for law in judgement.report.laws:

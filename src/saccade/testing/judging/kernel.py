@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,31 +11,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.masks import Causal
 from saccade.matrix import attention
 from saccade.support.errors import unsupported, value_error
-from saccade.support.language import Message
+from saccade.support.language import Message, joined
 from saccade.testing.adapters import FORMS, Form
 from saccade.testing.case import Case
-from saccade.testing.conformance import trials, try_law
+from saccade.testing.conformance import refusal, trials, try_law
+from saccade.testing.drawn_cases import drawn, is_drawn
 from saccade.testing.judging.declaration import DTYPES, Declaration
 from saccade.testing.judging.fitting import fitted
+from saccade.testing.judging.signature import mask_settings, options_of
 from saccade.testing.judging.source import Source
 from saccade.testing.kernel_under_test import OPTIONS, Claims, Subject
 from saccade.testing.laws import Law
 from saccade.testing.report import Result
 
 Trial = tuple[Law, Case, torch.dtype]
+USUAL_DTYPES = ("float64", "float32")
+"""Names of the dtypes in which laws are tried if a kernel declares none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel under test, with its form, its claims and its source."""
+    """A kernel under test, with its form, its claims and its source.
+
+    Attributes:
+        form: the kernel, adapted to the laws' calling convention.
+        declaration: the claims; `first_calls` adds those that the kernel's author left open.
+        source: the location of the kernel.
+        lse: a variant that returns ``(out, lse)``.
+        inferred: the settings that were read from the signature, as in TOML.
+        dtypes: names of the dtypes in which laws are tried; None for the declared ones, or `USUAL_DTYPES`.
+        notes: sentences on what was read from the signature or shown by the first calls.
+    """
 
     form: Form
     declaration: Declaration
     source: Source | None = None
     lse: Callable[..., Any] | None = None
     inferred: str = ""
+    dtypes: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, kernel: Callable[..., Any] | Form, declaration: Declaration, source: Source | None = None) -> Kernel:
@@ -50,14 +67,17 @@ class Kernel:
             return cls(FORMS["c"](kernel, source.name, **settings), declaration, source)
         if source is not None and source.is_operator:
             return cls(FORMS["operator"](source.name, **settings), declaration, source)
-        flags = _mask_flags(kernel) if declaration.form == "layout" and _leaves_mask_open(declaration) else {}
-        settings |= flags
+        read = mask_settings(kernel) if declaration.form == "layout" and _leaves_mask_open(declaration) else {}
+        settings |= read
         if declaration.form in ("layout", "varlen", "paged", "block_sparse", "score_mod") and "offers" not in settings:
-            options = _options_of(kernel, settings.get("names", {}), declaration)
-            settings["offers"] = options
+            known = (*OPTIONS, "q_positions", "kv_positions") if declaration.mask_objects else OPTIONS
+            in_signature = options_of(kernel, settings.get("names", {}), known)
+            settings["offers"] = in_signature if declaration.options is None else declaration.options
         lse = None if declaration.with_lse is None or source is None else source.load(declaration.with_lse)
-        inferred = ", ".join(f'{name} = "{setting}"' for name, setting in flags.items())
-        return cls(FORMS[declaration.form](kernel, **settings), declaration, source, lse, inferred)
+        inferred = ", ".join(f'{name} = "{setting}"' for name, setting in read.items())
+        sentence = Message("its signature has no mask and no causal flag: judged on full attention alone")
+        notes = (sentence,) if read == {"masks": "none"} else ()
+        return cls(FORMS[declaration.form](kernel, **settings), declaration, source, lse, inferred, notes=notes)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
         """Run the kernel, or raise an error for inputs that it does not claim to support."""
@@ -100,8 +120,8 @@ class Kernel:
             masks="objects" if self.declaration.mask_objects else "dense",
             offers=self.form.offers,
             reasons=self.reasons,
-            gqa=self.form.gqa and self.declaration.groups,
-            gradients=self.declaration.gradients,
+            gqa=self.form.gqa and self.declaration.groups is not False,
+            gradients=self.declaration.gradients is not False,
             claims=Claims(memory_exponent=self.declaration.memory_exponent),
             device=device,
         )
@@ -109,7 +129,7 @@ class Kernel:
     def run_trial(self, subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
         """Try a law on a case.
 
-        If the claims limit sizes or dtypes, a broken law counts only if a correct kernel keeps it on the same case.
+        If the claims limit sizes or dtypes, a broken law counts only if it holds for a correct kernel on the same case.
         """
         result = try_law(subject, law, case, dtype)
         claims = self.declaration
@@ -122,29 +142,56 @@ class Kernel:
             result, verdict="not applicable", message="at the claimed sizes and dtypes, a correct kernel breaks it too"
         )
 
+    def refusals(self, subject: Subject, trials: Sequence[Trial]) -> list[Result | None]:
+        """Return the results of trials that the claims or the form exclude in advance; None for those that must run."""
+
+        @functools.cache  # many laws are tried on one case
+        def reasons_against(case: Case, dtype: torch.dtype) -> tuple[str, ...]:
+            sized = drawn(case) if is_drawn(case) else case
+            return subject.reasons_against(sized.problem(dtype, subject.device))
+
+        def refused(law: Law, case: Case, dtype: torch.dtype) -> Result | None:
+            if law.non_finite and not self.declaration.non_finite:
+                return Result(law.name, case.name, dtype, "not offered", Message("claims nothing about NaN and inf"))
+            declined = refusal(subject, law, case, dtype)
+            if declined is not None or law.needs is None:  # such a law is about what the kernel declines
+                return declined
+            why = reasons_against(case, dtype)
+            return Result(law.name, case.name, dtype, "not offered", joined(why)) if why else None
+
+        return [refused(*trial) for trial in trials]
+
     def trials_by_law(
         self, laws: Sequence[str] | None, cases: Sequence[str] | None, dtypes: Sequence[torch.dtype] | None, seed: int
     ) -> list[list[Trial]]:
         """Return the trials of each law on cases that fit the claims, in an order that the seed determines.
 
+        A causal case with as many queries as keys comes first, and one with fewer queries second, because most mistakes
+        show there.
+
         Raises:
             ValueError: a name of a law or a case is unknown.
         """
         chosen = _named("laws", self.form.laws_to_check(), laws)
-        fitting = [fitted(case, self.declaration) for case in _named("cases", self.form.cases_with_definition(), cases)]
+
+        @functools.cache  # laws share cases, and each computes its mask once
+        def adapted(case: Case) -> Case:
+            return fitted(case, self.declaration).with_seed(seed)
+
+        fitting = [adapted(case) for case in _named("cases", self.form.cases_with_definition(), cases)]
         claimed = self.declaration.dtypes
-        requested = dtypes or [DTYPES[name] for name in claimed or ("float64", "float32")]
+        requested = dtypes or [DTYPES[name] for name in self.dtypes or claimed or USUAL_DTYPES]
         by_law = []
         for law in chosen:
-            law_cases = None if law.cases is None else tuple(fitted(case, self.declaration) for case in law.cases)
+            law_cases = None if law.cases is None else tuple(map(adapted, law.cases))
             law_dtypes = law.dtypes
             if claimed is not None and law_dtypes is not None:
                 law_dtypes = tuple(x for x in law_dtypes if x in [DTYPES[name] for name in claimed])
                 law_dtypes = law_dtypes or tuple(DTYPES[name] for name in claimed[:1])
-            adapted = dataclasses.replace(law, cases=law_cases, dtypes=law_dtypes)
-            shuffled = list(trials([adapted], fitting, requested, seed))
+            changed = dataclasses.replace(law, cases=law_cases, dtypes=law_dtypes)
+            shuffled = list(trials([changed], fitting, requested))
             random.Random(seed).shuffle(shuffled)
-            by_law.append(shuffled)
+            by_law.append(_causal_first(shuffled))
         return by_law
 
 
@@ -153,32 +200,17 @@ def _leaves_mask_open(declaration: Declaration) -> bool:
     return not ({"masks", "mask_name"} & set(declaration.settings) or declaration.with_lse or declaration.mask_objects)
 
 
-def _mask_flags(kernel: Callable[..., Any]) -> dict[str, str]:
-    """Return mask settings if the kernel's signature has a flag ``causal`` or ``is_causal`` but no mask; else {}."""
-    try:
-        names = list(inspect.signature(kernel).parameters)
-    except (TypeError, ValueError):  # a builtin has no signature
-        return {}
-    flag = next((name for name in ("causal", "is_causal") if name in names), None)
-    if flag is None or any("mask" in name.lower() for name in names):
-        return {}
-    masks = {"masks": "window" if "window_size" in names else "causal"}
-    return masks if flag == "causal" else masks | {"mask_name": flag}
-
-
-def _options_of(kernel: Callable[..., Any], names: dict[str, str], declaration: Declaration) -> tuple[str, ...]:
-    """Return the options that the declaration lists, or if it lists none, those in the kernel's signature.
-
-    ``names`` maps the options to the names that the kernel uses for them.
-    """
-    if declaration.options is not None:
-        return declaration.options
-    try:
-        parameters = set(inspect.signature(kernel).parameters)
-    except (TypeError, ValueError):  # a builtin has no signature
-        return ()
-    known = (*OPTIONS, "q_positions", "kv_positions") if declaration.mask_objects else OPTIONS
-    return tuple(name for name in known if names.get(name, name) in parameters and name != "relative")
+def _causal_first(trials: list[Trial]) -> list[Trial]:
+    """Move a plain causal case with as many queries as keys to the front, followed by one with fewer queries."""
+    causal = [
+        trial
+        for trial in trials
+        if isinstance(trial[1].mask, Causal) and not (trial[1].needs or trial[1].explicit_positions)
+    ]
+    square = [trial for trial in causal if 1 < trial[1].q_len == trial[1].kv_len][:1]
+    fewer = [trial for trial in causal if 1 < trial[1].q_len < trial[1].kv_len][:1]
+    first = [*square, *fewer]
+    return [*first, *(trial for trial in trials if not any(trial is each for each in first))]
 
 
 def _named(argument: str, known: Sequence[Any], names: Sequence[str] | None) -> list[Any]:

@@ -43,7 +43,7 @@ raise SystemExit(bool(lines))
 
 
 class Script(NamedTuple):
-    """A script in three parts: comments, code that loads the kernel, and the calls with their checks."""
+    """A script that consists of comments, code that loads the kernel, and calls with their checks."""
 
     words: str
     kernel: str
@@ -71,7 +71,7 @@ def packed(text: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def strided(x: Tensor, stride: tuple[int, ...], offset: int) -> Tensor:
-    """Copy the tensor to the strides and offset that it had in the recorded call."""
+    """Return a copy of the tensor with the strides and the offset that it had in the recorded call."""
     if 0 in stride and x.numel():
         first = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
         return first.clone().expand(x.shape)

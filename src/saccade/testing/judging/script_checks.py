@@ -99,7 +99,7 @@ def faults_of_result(
     upstream: Tensor | None,
     limits: tuple[float, float],
 ) -> list[str]:
-    """Return what is wrong with one result, its gradients, and the inputs after the call."""
+    """Return sentences on the faults of one result, of its gradients, and of the inputs after the call."""
     lines = [difference("the output", out, want, limits[0])]
     if out.dtype != inputs["query"].dtype:
         lines.append(f"the output is {out.dtype}, not {inputs['query'].dtype}")

@@ -72,6 +72,6 @@ def _shorter(case: Case) -> Iterator[Case]:
 
 
 def _smaller(size: int) -> list[int]:
-    """Return smaller sizes to try: small ones, half, three quarters, and one less."""
+    """Return smaller sizes to try, which are small numbers, half, three quarters, eight less and one less."""
     tried = {1, 2, 3, 4, 8, size // 2, 3 * size // 4, size - 8, size - 1}
     return sorted(x for x in tried if 0 < x < size)

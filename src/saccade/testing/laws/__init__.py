@@ -1,4 +1,4 @@
-"""The laws of every attention function. Each law is a statement with a function that looks for a counter-example."""
+"""The laws that attention functions must satisfy: statements with functions that look for counter-examples."""
 
 from saccade.testing.laws import (
     buffers,

@@ -1,4 +1,4 @@
-"""Backward passes for laws: gradients of a randomly weighted sum of outputs, of the subject or of the definition."""
+"""Backward passes for laws: gradients of a randomly weighted sum of outputs, for the subject and the definition."""
 
 from collections.abc import Callable
 from typing import Literal

@@ -18,6 +18,7 @@ from saccade.testing.laws.example_options import EXAMPLES
 from saccade.testing.laws.expect import LawBroken, holds
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
+from saccade.testing.tolerances import Quantity, error, tolerance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +30,41 @@ class _Trial:
     needed: tuple[str, ...]
     gradients: bool = True
 
-    def run(self, subject: Subject, function: Callable[..., Any] | None) -> None:
-        """Run the forward and backward passes of ``function``, which returns the output, or the output and the lse."""
+    def run(self, subject: Subject, function: Callable[..., Any] | None) -> tuple[Any, ...]:
+        """Run the forward and backward passes of ``function``; return the output, and the lse if it returns one."""
         with torch.set_grad_enabled(self.gradients):
-            out = subject.apply(function, self.problem)
-        out = out[0] if isinstance(out, tuple) else out
-        if isinstance(out, Tensor) and out.requires_grad:
-            leaves = (self.problem.query, self.problem.bias, *self.problem.parameters().values())
-            wanted = [x for x in leaves if x is not None and x.requires_grad]
-            torch.autograd.grad(out, wanted, random_like(out, self.problem.seed), allow_unused=True)
+            results = subject.apply(function, self.problem)
+        results = results if isinstance(results, tuple) else (results,)
+        if isinstance(results[0], Tensor) and results[0].requires_grad:
+            self._gradients(results[0])
+        return results
+
+    def is_right(self, results: tuple[Any, ...], dtype: torch.dtype) -> bool:
+        """Return whether results of `run` and their gradients are those of the definition.
+
+        Dropout is random, so a result with dropout never counts as right.
+        """
+        if "dropout_p" in self.problem.in_use or not all(isinstance(x, Tensor) for x in results):
+            return False
+        truth = self.problem.truth()
+        quantities: tuple[Quantity, ...] = ("output", "lse")
+        pairs = list(zip(results, truth, quantities, strict=False))
+        if self.gradients and self._leaves():
+            if not results[0].requires_grad:
+                return False
+            true = self._gradients(truth[0])
+            pairs += [(*pair, "gradient") for pair in zip(self._gradients(results[0]), true, strict=True)]
+        return all(got.shape == want.shape and error(got, want) <= tolerance(dtype, name) for got, want, name in pairs)
+
+    def _leaves(self) -> list[Tensor]:
+        problem = self.problem
+        tensors = (problem.query, problem.key, problem.value, problem.bias, *problem.parameters().values())
+        return [x for x in tensors if x is not None and x.requires_grad]
+
+    def _gradients(self, out: Tensor) -> tuple[Tensor, ...]:
+        upstream = random_like(out, self.problem.seed).to(self.problem.query.dtype).to(out.dtype)
+        leaves = self._leaves()
+        return torch.autograd.grad(out, leaves, upstream, retain_graph=True, allow_unused=True, materialize_grads=True)
 
     def missing(self, subject: Subject) -> tuple[str, ...]:
         """Return a reason for each option of the trial that the subject does not offer."""
@@ -66,7 +93,10 @@ def declares_options(subject: Subject, case: Case) -> str | None:
 
 @law(needs=None, where=(declines_something,))
 def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """An input that the function declines in advance raises an error with the stated reasons; it is never ignored."""
+    """An input that is declined in advance raises an error, or the result is right; an option is never ignored.
+
+    If the function gives reasons in advance, the error must have the same reasons.
+    """
     control = _control(subject, case, dtype)
     if not control.missing(subject) and not control.reasons(subject):
         control.run(subject, subject.function)  # a function that refuses even this refuses everything
@@ -80,7 +110,7 @@ def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
                     form=Message(form),
                     reasons=joined((*missing, *reasons)),
                 )
-                _expect_refusal(subject, trial, function, what, None if missing else reasons)
+                _expect_refusal(subject, trial, function, what, None if missing else reasons, dtype)
 
 
 @law(where=(declares_options,))
@@ -114,9 +144,14 @@ def _expect_refusal(
     function: Callable[..., Any] | None,
     what: str,
     reasons: tuple[str, ...] | None,
+    dtype: torch.dtype,
 ) -> None:
+    """Raise `LawBroken` unless a trial raises an error. ``reasons`` are those it must have; None means any error.
+
+    Without ``reasons``, a right result is accepted too: one key head, for example, broadcasts to all query heads.
+    """
     try:
-        trial.run(subject, function)
+        results = trial.run(subject, function)
     except Exception as refusal:
         if reasons is not None:  # the refusal of an accepted option must match the declared reasons
             holds(
@@ -129,7 +164,10 @@ def _expect_refusal(
                 Message("{what}, but refused for a different reason ({others})", what=what, others=joined(others)),
             )
     else:
-        raise LawBroken(Message("{what}, but it returned a result", what=what))
+        if reasons is not None:
+            raise LawBroken(Message("{what}, but it returned a result", what=what))
+        if not trial.is_right(results, dtype):
+            raise LawBroken(Message("{what}, but it returned a wrong result", what=what))
 
 
 def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
@@ -143,7 +181,7 @@ def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
 
 
 def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial]:
-    """Yield the trials of a case: with no option, each option and all options, both with and without gradients."""
+    """Yield the trials of a case with no option, each option and all options, both with and without gradients."""
     problem = case.problem(dtype, subject.device)
     forms: list[tuple[str, Problem, tuple[str, ...]]] = [("", problem, ("gqa",) if problem.repeats > 1 else ())]
     if problem.repeats > 1 and "gqa" not in subject.offers:

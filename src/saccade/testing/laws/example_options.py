@@ -14,7 +14,7 @@ from saccade.testing.problem import Problem
 
 
 def some_bias(problem: Problem) -> Tensor:
-    """Return an example of the option ``bias``: a random value for every head, row and column."""
+    """Return an example of the option ``bias`` with a random value for every head, row and column."""
     rows, columns = problem.allowed.shape[2:]
     heads = problem.query.shape[1]
     generator = torch.Generator().manual_seed(2)
@@ -22,19 +22,19 @@ def some_bias(problem: Problem) -> Tensor:
 
 
 def some_sink(problem: Problem) -> Tensor:
-    """Return an example of the option ``sink_logit``: one random logit per head."""
+    """Return an example of the option ``sink_logit`` with one random logit per head."""
     generator = torch.Generator().manual_seed(3)
     return torch.randn(problem.query.shape[1], generator=generator, dtype=torch.float64).to(problem.query)
 
 
 def some_score(problem: Problem) -> Score:
-    """Return an example of the option ``score``: a score that has parameters and is not a dot product."""
+    """Return an example of the option ``score`` that has parameters and is not a dot product."""
     score = seeded(lambda: Additive(problem.query.shape[3], problem.key.shape[3], 3))
     return score.to(problem.query).requires_grad_(False)
 
 
 def some_relative(problem: Problem) -> Bias:
-    """Return an example of a relative bias: a table of values for small distances, in both directions."""
+    """Return an example of a relative bias that is a table of values for small distances in both directions."""
     relative = seeded(lambda: Clipped(problem.query.shape[1], 3))
     return relative.to(problem.query).requires_grad_(False)
 

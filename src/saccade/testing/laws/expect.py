@@ -14,7 +14,7 @@ _MEASURED: ContextVar[list[float] | None] = ContextVar("measured", default=None)
 
 
 class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the program
-    """The error for a broken law. The message is a counter-example."""
+    """The exception for a broken law; its message describes a counter-example."""
 
 
 def holds(fact: bool | Tensor, sentence: str) -> None:
@@ -52,7 +52,7 @@ def near(
     more: float = 0.0,
     slack: float = 0.0,
 ) -> None:
-    """Raise `LawBroken` unless the norms of the error, of the whole tensor and of each row, are within the tolerance.
+    """Raise `LawBroken` unless the norms of the error, for the whole tensor and each row, are within the tolerance.
 
     The norms are relative to those of the reference; for rows, they are relative to the root mean square of all row
     norms if that is larger. The message states errors in units of rounding, the eps of the dtype.
@@ -64,7 +64,7 @@ def near(
         dtype: the dtype of the inputs.
         quantity: the column of the tolerance table.
         more: added to the limit, for inputs with large scores.
-        slack: the absolute difference of an entry up to which it is ignored.
+        slack: an absolute difference that is ignored in each entry.
     """
     _same_shape(what, got, want)
     if want.numel() == 0:

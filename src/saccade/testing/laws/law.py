@@ -16,7 +16,7 @@ Condition = Callable[[Subject, Case], str | None]
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A law: a statement about attention that a function keeps or breaks.
+    """A statement about attention that an attention function satisfies or breaks.
 
     ``law(subject, case, dtype)`` tries the law, and raises `LawBroken` with a counter-example if the law is broken.
 
@@ -29,6 +29,7 @@ class Law:
         where: conditions on the case; each returns the reason why the law does not apply, or None.
         cases: the law's own cases, if the law is not about masks; None means the cases of `check`.
         dtypes: the law's own dtypes; None means the dtypes of `check`.
+        non_finite: whether the law is about NaN and inf in the inputs, so that no result on finite inputs breaks it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Law:
     where: tuple[Condition, ...] = ()
     cases: tuple[Case, ...] | None = None
     dtypes: tuple[torch.dtype, ...] | None = None
+    non_finite: bool = False
 
     def __call__(self, subject: Subject, case: Case, dtype: torch.dtype) -> None:
         """Try the law on a case, and raise `LawBroken` if the law does not hold."""
@@ -58,11 +60,12 @@ def law(
     where: tuple[Condition, ...] = (),
     cases: tuple[Case, ...] | None = None,
     dtypes: tuple[torch.dtype, ...] | None = None,
+    non_finite: bool = False,
 ) -> Callable[[Trial], Law]:
     """Turn a function into a `Law` with the function's name. The first paragraph of its docstring is the statement."""
 
     def make(trial: Trial) -> Law:
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())
-        return Law(trial.__name__, statement, trial, needs, where, cases, dtypes)
+        return Law(trial.__name__, statement, trial, needs, where, cases, dtypes, non_finite)
 
     return make

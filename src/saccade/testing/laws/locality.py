@@ -105,7 +105,7 @@ def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             holds((gradient[empty] == 0).all(), "the gradient of a query that sees nothing is not 0")
 
 
-@law(where=(applicability.hides_something,))
+@law(where=(applicability.hides_something,), non_finite=True)
 def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """NaN or inf in a key or value does not reach a query that may not attend to it, forward or backward."""
     problem = case.problem(dtype, subject.device)
@@ -138,7 +138,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
                 )
 
 
-@law(where=(applicability.has_queries_and_keys, applicability.has_several_queries))
+@law(where=(applicability.has_queries_and_keys, applicability.has_several_queries), non_finite=True)
 def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Queries are independent: the content of one query, even NaN, does not change any other row."""
     problem = case.problem(dtype, subject.device)
@@ -155,7 +155,7 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             )
 
 
-@law(where=(applicability.hides_something, applicability.has_queries_and_keys))
+@law(where=(applicability.hides_something, applicability.has_queries_and_keys), non_finite=True)
 def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """NaN or inf in a query, or in the gradient of its row, reaches no gradient of a key that the query may not see.
 
@@ -210,7 +210,7 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         holds(torch.isfinite(gradient).all(), what)
 
 
-@law(where=(applicability.shows_something,))
+@law(where=(applicability.shows_something,), non_finite=True)
 def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """NaN in a query, visible key or visible value shows in the output; NaN in a query or key also shows in the lse."""
     problem = case.problem(dtype, subject.device)

@@ -1,4 +1,4 @@
-"""Measure the memory of a computation, for laws, by the size of the largest tensor that it creates."""
+"""Memory measurement for laws: the size of the largest tensor that a computation creates."""
 
 from __future__ import annotations
 

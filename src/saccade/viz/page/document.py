@@ -1,4 +1,4 @@
-"""The HTML document of a page in one file: code, style, data, and a security policy that blocks everything else."""
+"""The HTML file of a page, with its code, style and data, and a security policy that blocks everything else."""
 
 import base64
 import hashlib

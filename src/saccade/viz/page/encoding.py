@@ -1,4 +1,4 @@
-"""Compact encodings of a page's numbers as bytes, and of bytes as text that browsers decode without libraries."""
+"""Encode a page's numbers compactly as bytes, and bytes as text that browsers decode without libraries."""
 
 import base64
 import json

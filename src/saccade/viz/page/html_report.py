@@ -72,7 +72,7 @@ def report(
             layer, or a dict from layer names to them; or a `saccade.recording.Recording`, whose recorded results are
             shown (with ``keep="qk"``, everything can be shown).
         path: path of the HTML file; an existing file is replaced atomically.
-        tokens: readable tokens of the text, one for each key; for two texts, a pair (query tokens, key tokens); or a
+        tokens: readable tokens, one for each key; for two sequences, a pair (query tokens, key tokens); or a
             dict from layer names to either of these, such as
             ``{"encoder*": source, "decoder*self*": target, "*": (target, source)}``, where the first matching name
             counts. If None, the page shows numbers.

@@ -42,7 +42,7 @@ class Map(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The details of one head on a page: a larger map and the strongest weights; each is None if it is unknown."""
+    """A larger map and the strongest weights of one head, as details on a page; each is None if it is unknown."""
 
     map: Map | None
     strong: Strong | None
@@ -159,7 +159,7 @@ def _is_recorded(layer: object) -> TypeGuard[Recorded]:
 
 
 class MatrixLayer(Source):
-    """A page's layer with an attention matrix, from which everything can be computed."""
+    """A layer of a page whose attention matrix is known, so that everything on the page can be computed from it."""
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
@@ -207,7 +207,7 @@ class MatrixLayer(Source):
 
 
 class RecordedLayer(Source):
-    """A page's layer for which only results were recorded, not queries and keys."""
+    """A layer of a page of which only results were recorded, not queries and keys."""
 
     def __init__(self, run: Recorded):
         self._run = copy.copy(run)  # another thread may still extend it

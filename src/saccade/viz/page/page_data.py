@@ -30,7 +30,7 @@ class Side(NamedTuple):
     """The data of one recording on a page.
 
     Attributes:
-        descriptions: names and settings of the texts, layers and heads.
+        descriptions: names and settings of the token sequences, layers and heads.
         parts: compressed data by name: the maps of each layer, and the details of heads.
     """
 
@@ -169,7 +169,7 @@ def _describe_measures(layers: Sequence[_Layer]) -> list[dict[str, str]]:
 
 
 def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
-    """Return the description of a layer for the page, and add the layer's texts to ``texts``."""
+    """Return the description of a layer for the page, and add the layer's token sequences to ``texts``."""
     _, heads, q_len, kv_len = layer.source.shape
     keys = texts.setdefault(layer.labels.keys, len(texts))
     queries = keys if layer.labels.is_one_text else texts.setdefault(layer.labels.queries, len(texts))
@@ -228,7 +228,7 @@ def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
 
 
 def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
-    """Return the details of one head for a page as two values: a description, and the compressed data."""
+    """Return a description of one head's details for a page, and their compressed data."""
     _, _, q_len, kv_len = layer.source.shape
     bins = min(_FINE_BINS, max(q_len, kv_len))
     columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})

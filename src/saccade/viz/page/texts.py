@@ -1,4 +1,4 @@
-"""The texts of a page: the query and key tokens of each layer."""
+"""The tokens on a page: one for each query and key of each layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from saccade.text.labels import legible
 
 Text = Sequence[str]
 Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | None
-"""Tokens of one text, a pair of query and key tokens, or a dict of either by layer name; ``*`` matches anything."""
+"""Tokens of one sequence, a pair of query and key tokens, or a dict of either by layer name; ``*`` matches anything."""
 
 
 class Labels(NamedTuple):
-    """The tokens of a layer's queries and keys on a page, from one text or two."""
+    """The tokens of a layer's queries and keys on a page; both may come from one sequence."""
 
     queries: tuple[str, ...]
     keys: tuple[str, ...]
@@ -38,7 +38,7 @@ def check_tokens(tokens: Tokens) -> None:
 def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
     """Return the tokens of the queries and keys of one layer on a page.
 
-    If the queries are the last tokens of the keys' text, a single sequence is enough.
+    If the queries are the last tokens of the key sequence, one list of tokens is enough.
 
     Raises:
         TypeError: tokens are not strings.
