@@ -1,4 +1,4 @@
-"""Which script a text is written in."""
+"""Detect the script that a text is written in."""
 
 
 def is_mostly_chinese(text: str) -> bool:
