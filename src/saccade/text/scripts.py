@@ -1,4 +1,4 @@
-"""Detect the script in which a text is written."""
+"""Detect the script that a text is written in."""
 
 
 def is_mostly_chinese(text: str) -> bool:

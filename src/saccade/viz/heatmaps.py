@@ -24,9 +24,7 @@ ANNOTATED_AT_MOST = 40  # maximum number of rows or columns of a map with number
 _LONGEST, _PLAIN = 9.0, 5.0  # inches: longest side of the map, with labels and without
 _SHORTEST = 0.9  # inches: minimum length of the shorter side
 _LINES = "#e4e4e9"  # colour of the lines between cells
-_DARK = (
-    0.3  # luminance at which white text has the contrast 3 : 1; black text on darker reds and purples is hard to read
-)
+_DARK = 0.3  # luminance below which text is white, with a contrast of at least 3 : 1; black on dark red is hard to read
 _VISIBLE = 1.5  # upper end of a mask's scale, on which allowed pairs have the value 1
 
 

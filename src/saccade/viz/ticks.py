@@ -24,9 +24,8 @@ _FEW_DECADES = 2  # a logarithmic axis that is shorter than this is also numbere
 _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
 # Names of the columns, rows and entries of an attention matrix in all figures, also where words are the tick labels.
 KEY, QUERY, WEIGHT = "key", "query", "weight"
-_WIDE = (
-    "\u1100-\u11ff\u2e80-\ua4cf\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60"  # CJK characters and punctuation
-)
+# CJK characters and punctuation.
+_WIDE = "\u1100-\u11ff\u2e80-\ua4cf\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60"
 _STACKED = re.compile(rf"（[^）]*）|[{_WIDE}]|[^{_WIDE}]+")
 
 
