@@ -1,4 +1,4 @@
-"""The quality of a mechanism or mask: how well a small model learns a task with it."""
+"""The quality of a mechanism or mask, measured by how well small models that use it learn a task."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Quality:
 def quality_on(
     question: str | Question = "MQAR", *, seeds: int = 1, settings: Settings = DEFAULT
 ) -> Callable[[Mechanism | Mask], float]:
-    """Return a function for ``saccade.compare(..., quality=...)`` that trains models on a task and returns accuracy.
+    """Return a function for ``saccade.compare(..., quality=...)`` that measures accuracy after training on a task.
 
     The models are those of `train`: two layers of width 64 with 8 heads, which use the mechanism, or exact attention
     under the mask. Attention is causal, except for mechanisms that do not support causal masks. Training uses the
@@ -87,7 +87,7 @@ def quality_on(
 
 
 def _mixer(mechanism: Mechanism | Mask) -> Mixer:
-    """Return a token mixer with a mechanism, or with exact attention under a mask; causal wherever that is supported."""
+    """Return a token mixer with a mechanism, or with exact attention under a mask; causal if that is supported."""
     if isinstance(mechanism, Mask):
         rule = mechanism & Causal()
         return attention_mixer(lambda length, layer: rule)

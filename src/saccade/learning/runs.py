@@ -27,7 +27,7 @@ from saccade.tasks import IGNORED
 
 
 class Run(NamedTuple):
-    """One training run: the names of a mixer and a task, and a seed."""
+    """A training run, identified by the names of a mixer and a task and by a seed."""
 
     mixer: str
     question: str

@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def sees_something(self) -> Tensor:
-        """Which rows may attend to at least one key, bool ``[batch, heads, q_len]``."""
+        """A mask of the rows that may attend to at least one key, bool ``[batch, heads, q_len]``."""
         return self.allowed.any(-1)
 
     def but(self, **changes: Any) -> Problem:

@@ -33,7 +33,7 @@ def with_backward(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def switched(wrong: Kernel, when: Callable[[int], bool]) -> Callable[[], Kernel]:
-    """Return a factory of kernels that run ``wrong`` if ``when`` is true for the number of earlier calls."""
+    """Return a factory of kernels that run ``wrong`` in each call whose index, counted from 0, satisfies ``when``."""
 
     def make() -> Kernel:
         calls = itertools.count()
@@ -89,7 +89,7 @@ def first_lengths() -> Kernel:
 
 
 def copied_once() -> Kernel:
-    """Return a kernel that reads queries and keys as if they were contiguous, except in its first call."""
+    """Return a kernel that reads queries and keys as if they were contiguous, except in the first call with a shape."""
     seen = set[tuple[int, ...]]()
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from saccade.testing.adapters.calling_convention import Form
 
 
 def triton_function(kernel: Any, *, block_q: int = 16, constants: Mapping[str, Any] | None = None) -> Form:
-    """Adapt a ``@triton.jit`` function that computes a block of queries of one head.
+    """Adapt a ``@triton.jit`` function that computes attention for a block of queries of one head.
 
     The function is launched on the grid ``(ceil(q_len / BLOCK_Q), batch * heads)`` with contiguous tensors, like this::
 

@@ -137,7 +137,7 @@ def _oddness(kernel: Kernel, case: Case) -> int:
 
 
 def _with_keys(case: Case) -> Iterator[Case]:
-    """If a query of the case sees no key, yield variants with equal lengths, in which every query may see a key."""
+    """If a query of the case sees no key, yield variants with equal lengths, which may have no such query."""
     if _has_empty_rows(case) and case.bias is None and not case.explicit_positions:
         for length in sorted({max(1, case.q_len), max(1, case.kv_len)}):
             candidate = dataclasses.replace(case, q_len=length, kv_len=length)

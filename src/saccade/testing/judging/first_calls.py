@@ -33,7 +33,14 @@ _MASKS: dict[str, Callable[[int], Mask]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Choices:
-    """A claim that lists values, such as dtypes: its name, all values, a note on missing ones, and how to claim all."""
+    """A claim that lists values, such as dtypes.
+
+    Attributes:
+        claim: the field of `Declaration`.
+        every: all values to try.
+        words: a template of the note about values that the kernel lacks.
+        demand: the value of ``--claim`` that claims all values.
+    """
 
     claim: str
     every: tuple[Any, ...]
@@ -98,7 +105,7 @@ def first_calls(
     device: torch.device | str = "cpu",
     dtypes: Sequence[torch.dtype] | None = None,
 ) -> Kernel:
-    """Try the capabilities that a kernel does not declare with small calls; return the kernel with updated claims.
+    """Use small calls to try the capabilities that a kernel does not declare; return the kernel with new claims.
 
     If a call raises an error, the claims of the returned kernel exclude the capability, and a note says so. A kernel
     that takes none of the simplest inputs is returned unchanged, and so is a function in a shared library, because an
@@ -131,7 +138,7 @@ class _Calls:
         self.case, self.dtype = Case("first-call", num_heads=2, num_kv_heads=2), torch.float32
 
     def find_simplest(self, dtypes: Sequence[str]) -> bool:
-        """Find the first dtype, length, width and mask that the kernel takes together; return whether there are any."""
+        """Find inputs that the kernel takes, by trying dtypes, lengths, widths and masks; return whether any exist."""
         for name, length, width, mask in itertools.product(dtypes, _LENGTHS, _WIDTHS, (None, Causal())):
             changes: dict[str, Any] = {
                 "q_len": length,
@@ -180,7 +187,7 @@ class _Calls:
             self._leave_out(capability.claim, capability.without, what, why, capability.demand)
 
     def compare_alignment(self) -> None:
-        """Claim only equal lengths if the causal flag aligns the first query and key instead of the last ones."""
+        """Claim only as many queries as keys if the causal flag aligns the first query and key instead of the last."""
         kernel, claim = self.kernel, _DECODING.claim
         case = dataclasses.replace(self.case, mask=Causal(), kv_len=2 * self.case.q_len)
         is_flag = kernel.form.truth is None and kernel.form.settings.get("masks") in ("causal", "window")
@@ -222,7 +229,7 @@ class _Calls:
         self.kernel = dataclasses.replace(
             self.kernel, declaration=dataclasses.replace(self.kernel.declaration, **changes)
         )
-        if claim == "dtypes":  # half precision is not tried by more laws than without this claim
+        if claim == "dtypes":  # otherwise, all laws would also be tried in half precision
             usual = tuple(name for name in USUAL_DTYPES if name in without)
             self.kernel = dataclasses.replace(self.kernel, dtypes=usual or without)
         words = "{what} (declared for you: {error}); claim it with --claim {claim}"

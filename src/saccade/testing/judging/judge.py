@@ -52,7 +52,7 @@ def judge(
     Args:
         kernel: a kernel with the calling convention that the claims name, a `Form`, or a `Kernel` that `first_calls`
             returned, whose open claims are not tried again.
-        claims: what the kernel supports, unless it is a `Kernel`, which has claims; by default, nothing is declared.
+        claims: what the kernel supports; by default, nothing is declared. A `Kernel` has its own claims.
         source: the location of the kernel, from which scripts load it.
         laws: names of laws; all by default.
         cases: names of cases; all by default. Some laws define their own cases.

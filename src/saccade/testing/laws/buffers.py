@@ -94,25 +94,25 @@ def untouched(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _in_cache(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy ``x`` into a longer NaN tensor, like a partly filled cache; return the tensor and its part with ``x``."""
+    """Copy ``x`` into a longer NaN tensor, like a partly filled cache; return it and its slice that holds ``x``."""
     larger = x.new_full((x.shape[0], x.shape[1], x.shape[2] + 71, x.shape[3]), torch.nan)
     return larger, larger[:, :, : x.shape[2]].copy_(x)
 
 
 def _in_wide_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy ``x`` into a NaN tensor with longer rows, at an offset; return the tensor and its part with ``x``."""
+    """Copy ``x`` into a NaN tensor with longer rows, at an offset; return it and its slice that holds ``x``."""
     larger = x.new_full((*x.shape[:3], x.shape[3] + 24), torch.nan)
     return larger, larger[..., 8 : 8 + x.shape[3]].copy_(x)
 
 
 def _every_other_item(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy ``x`` to the odd items of a NaN tensor with twice the batch size; return the tensor and these items."""
+    """Copy ``x`` to the odd items of a NaN tensor with twice the batch size; return it and these items."""
     larger = x.new_full((2 * x.shape[0], *x.shape[1:]), torch.nan)
     return larger, larger[1::2].copy_(x)
 
 
 def _tokens_first(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy ``x`` into a larger NaN tensor ``[batch, len, heads, width]``; return the tensor and its part with ``x``."""
+    """Copy ``x`` into a larger NaN tensor ``[batch, len, heads, width]``; return it and its slice that holds ``x``."""
     batch, heads, length, width = x.shape
     larger = x.new_full((batch, length + 5, heads + 2, width), torch.nan)
     return larger, larger[:, 3 : 3 + length, 1 : 1 + heads].transpose(1, 2).copy_(x)
