@@ -1,4 +1,4 @@
-"""Functions that convert a dense mask to flags and lengths. They use only torch, so scripts can include their source."""
+"""Convert a dense mask to flags and lengths. All functions use only torch, so that scripts can include their source."""
 
 from __future__ import annotations
 
