@@ -93,7 +93,7 @@ class LSTM(nn.Module):
 
 
 class PaTHAttention(nn.Module):
-    """A mixer of softmax attention with `PaTH`: every token has a vector and a strength with which it reflects keys.
+    """A mixer of softmax attention with `PaTH`, in which each token reflects keys along a vector with some strength.
 
     Args:
         width: number of channels.

@@ -1,4 +1,4 @@
-"""The quality of a mechanism or mask: how well a small model learns a task with it."""
+"""The quality of a mechanism or mask, measured by how well small models that use it learn a task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Quality:
 
     Args:
         question: the task preset.
-        seeds: number of training runs, with seeds 0, 1, ...; the result is their mean accuracy.
+        seeds: number of training runs, with seeds 0, 1, ...; the accuracy is averaged over them.
         settings: settings of the training runs.
     """
 
@@ -38,7 +38,7 @@ class Quality:
 
         Raises:
             TypeError: the argument is neither a mechanism nor a mask.
-            ValueError: the mechanism does not fit 8 heads of an eighth of the width each, or the length of the task.
+            ValueError: the mechanism does not support 8 heads, each an eighth of the width, or the task's length.
         """
         if not isinstance(mechanism, Mechanism | Mask):
             raise type_error("mechanism", "be a mechanism or a mask", repr(mechanism)[:80])
@@ -52,7 +52,7 @@ class Quality:
 def quality_on(
     question: str | Question = "MQAR", *, seeds: int = 1, settings: Settings = DEFAULT
 ) -> Callable[[Mechanism | Mask], float]:
-    """Return a function for ``saccade.compare(..., quality=...)`` that trains models on a task and measures them.
+    """Return a function for ``saccade.compare(..., quality=...)`` that measures accuracy after training on a task.
 
     The models are those of `train`: two layers of width 64 with 8 heads, which use the mechanism, or exact attention
     under the mask. Attention is causal, except for mechanisms that do not support causal masks. Training uses the
@@ -87,7 +87,7 @@ def quality_on(
 
 
 def _mixer(mechanism: Mechanism | Mask) -> Mixer:
-    """Return a token mixer with a mechanism, or with exact attention under a mask; it is causal if that is possible."""
+    """Return a token mixer with a mechanism, or with exact attention under a mask; causal if that is supported."""
     if isinstance(mechanism, Mask):
         rule = mechanism & Causal()
         return attention_mixer(lambda length, layer: rule)

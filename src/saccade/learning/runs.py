@@ -27,7 +27,7 @@ from saccade.tasks import IGNORED
 
 
 class Run(NamedTuple):
-    """One training run: the names of a mixer and a task, and a seed."""
+    """A training run, identified by the names of a mixer and a task and by a seed."""
 
     mixer: str
     question: str
@@ -161,8 +161,8 @@ _SAMPLE = 2000  # number of sequences in which the most common answer is counted
 def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
     """Return the rows of the outcome table: headings, one row per mixer, and the share of the most common answer.
 
-    If all seeds learned a task, its cell contains the mean number of steps that they took. Otherwise, it contains the
-    mean share of correct answers and its range.
+    If a mixer learned a task with all seeds, the cell contains the mean number of training steps. Otherwise, it
+    contains the mean share of correct answers and the range over seeds.
     """
     mixers, questions = names(outcomes)
     lines = [["", *questions]]

@@ -1,4 +1,4 @@
-"""Task presets for small models, in sizes that can be learned on one core in seconds."""
+"""Task presets, with sizes that small models can learn on one core in seconds."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
     Args:
         accuracy: share of correct answers on fresh sequences.
         steps: number of training steps.
-        seconds: processor time.
+        seconds: processor time of the run.
         parameters: number of parameters of the model.
     """
 

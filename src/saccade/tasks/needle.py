@@ -1,4 +1,4 @@
-"""Needle: a query and many keys; only a few adjacent keys, the needle, have high scores."""
+"""A needle test: a query and many keys, of which only a few adjacent ones, the needle, have high scores."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Recall:
 
 
 def task_generator(seed: int, **sizes: int) -> torch.Generator:
-    """Check that all sizes of a recall task are ints of at least 1; return a random generator for the task."""
+    """Check that all sizes of a task are ints of at least 1; return a random generator with the task's seed."""
     for name, size in sizes.items():
         check_int(name, size)
     return torch.Generator().manual_seed(check_int("seed", seed, 0))

@@ -1,8 +1,8 @@
 """Conformance tests for any attention function: ``print(testing.check(function))``.
 
-A law is a statement about attention with a function that looks for a counter-example. A case is a mask with sizes and
-options. The module ``oracle`` contains the reference definition of attention, and the module ``definitions`` contains
-the reference definitions of scores and relative biases.
+A law is a statement about attention with a function that looks for a counter-example. A case consists of a mask, sizes
+and options. The module ``oracle`` contains the reference definition of attention, and the module ``definitions``
+contains the reference definitions of scores and relative biases.
 """
 
 from saccade.engine.first_use_check import FirstUse

@@ -1,4 +1,4 @@
-"""`assert_reach`: an assertion for tests that audits which inputs a model's outputs depend on."""
+"""`assert_reach`: a test assertion about which inputs a model's outputs depend on."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
         The report.
 
     Raises:
-        AssertionError: a claim is broken, or the input is too short to test the rule: if it fits into the window of the
-            rule, a model without a window passes too. The message is the report.
+        AssertionError: a claim is broken, or the input is too short to test the rule, because it fits into the rule's
+            window and a model without a window would pass too. The message is the report.
 
     Cost: the same as `saccade.audit`.
 

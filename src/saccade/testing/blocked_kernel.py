@@ -1,4 +1,4 @@
-"""`BlockedKernel`: blocked attention with a handwritten backward pass, which mutants can change at named steps.
+"""`BlockedKernel`: blocked attention with a handwritten backward pass, whose steps mutants can change by name.
 
 Without edits, the kernel is correct. It is structured like a GPU kernel, and each mutant changes one step.
 """
@@ -36,10 +36,10 @@ class BlockedKernel:
 
     Args:
         block: number of rows and columns of a block.
-        edits: functions ``(tensor, block) -> tensor`` that change the result of a step, by the step's name:
-            "scores", "mask", "maximum", "correction", "powers", "total", "product", "output", "lse" and "group"
-            forward, and "weights", "delta", "value_gradient", "weight_gradient", "score_gradient", "query_gradient",
-            "key_gradient" and "group_gradient" backward.
+        edits: functions ``(tensor, block) -> tensor`` that change the result of a step, by the step's name. The steps
+            of the forward pass are "scores", "mask", "maximum", "correction", "powers", "total", "product", "output",
+            "lse" and "group"; those of the backward pass are "weights", "delta", "value_gradient", "weight_gradient",
+            "score_gradient", "query_gradient", "key_gradient" and "group_gradient".
         row_edges, column_edges: functions ``(length, block) -> slices`` that divide rows and columns into blocks.
     """
 
@@ -58,7 +58,7 @@ class BlockedKernel:
         return out
 
     def edit(self, step: str, x: Tensor, block: Block | None = None) -> Tensor:
-        """Apply the edit of ``step``, if there is one, to the step's result."""
+        """Return the result ``x`` of a step, changed by the step's edit if there is one."""
         edit = self.edits.get(step)
         return x if edit is None else edit(x, Block() if block is None else block)
 
@@ -68,7 +68,7 @@ class BlockedKernel:
         return x.to(torch.promote_types(x.dtype, torch.float32))[:, self.edit("group", group) % x.shape[1]]
 
     def blocks(self, q_len: int, kv_len: int) -> list[tuple[slice, list[tuple[slice, Block]]]]:
-        """Return each block of rows, with its blocks of columns and their positions in the grid."""
+        """Return each slice of rows, with all slices of columns and the position of each block in the grid."""
         rows, columns = self.row_edges(q_len, self.block), self.column_edges(kv_len, self.block)
         return [
             (row, [(column, Block(i, len(rows), j, len(columns))) for j, column in enumerate(columns)])
@@ -81,7 +81,7 @@ class BlockedKernel:
         return scores.masked_fill(~self.edit("mask", mask, block), -torch.inf)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the output and the lse, in the dtype of the inputs."""
+        """Compute the attention output and the lse of each row, in the dtype of the inputs."""
         out, lse = q.new_zeros(*q.shape[:3], v.shape[3]), q.new_full((*q.shape[:3], 1), torch.inf)
         for row, columns in self.blocks(q.shape[2], k.shape[2]):
             part = out[:, :, row]
@@ -109,7 +109,7 @@ class BlockedKernel:
         return out, self.edit("lse", lse)
 
     def backward(self, saved: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of query, repeated key and repeated value."""
+        """Return the gradients of the query and of the repeated keys and values."""
         q, k, v, mask, out, lse = saved
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         delta = self.edit("delta", (out * gradient).sum(-1, keepdim=True))

@@ -39,7 +39,7 @@ class Case:
         name: the name in reports and test ids.
         mask: None allows every pair.
         rule: the same mask as a function ``(b, h, q, kv) -> bool`` of plain ints, where q and kv are positions.
-            It is the reference, so that tests detect mistakes in the mask too. None uses ``mask.to_dense`` instead.
+            It is the reference, so that laws also detect mistakes in the mask. None uses ``mask.to_dense`` instead.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
         key_dim: width of the keys; None means the width of the queries, which most scores require.
         bias: shape of a random bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
@@ -84,7 +84,7 @@ class Case:
 
     @property
     def explicit_positions(self) -> tuple[str, ...]:
-        """Names of the positions that the case sets explicitly."""
+        """The names among ``q_positions`` and ``kv_positions`` for which the case sets explicit positions."""
         return tuple(name for name in ("q_positions", "kv_positions") if getattr(self, name) is not None)
 
     @cached_property
@@ -125,7 +125,7 @@ class Case:
         return _item_positions(self.q_positions, b, default[0]), _item_positions(self.kv_positions, b, default[1])
 
     def inputs(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Inputs:
-        """Draw the case's tensors from a normal distribution, rounded to the dtype and equal on every machine."""
+        """Draw the case's tensors from a normal distribution in float64, and round them to the given dtype."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def normal(*shape: int) -> Tensor:
@@ -183,7 +183,7 @@ def _item_positions(positions: Positions | None, b: int, default: range) -> list
 
 
 def seeded(build: Callable[[], _Module], seed: int = 0) -> _Module:
-    """Build a module for a test case with normal random parameters, because zeros would hide mistakes."""
+    """Build a module and fill its parameters with seeded normal numbers, because zeros would hide mistakes."""
     with torch.random.fork_rng(devices=()):
         module = build()
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""`CASES` and `LARGE_CASES` for the laws: every kind of mask, score and bias, and shapes that often fail."""
+"""`CASES` and `LARGE_CASES` for the laws: every kind of mask, score and bias, and sizes at which kernels often fail."""
 
 from __future__ import annotations
 

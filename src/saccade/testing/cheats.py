@@ -1,4 +1,4 @@
-"""`CHEATS`: ways to pass weak tests, or to look fast in them, without computing attention."""
+"""`CHEATS`: kernels that pass weak tests, or look fast in them, without computing attention correctly."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _top(count: int) -> Kernel:
 
 
 def _dropped(least: float) -> Kernel:
-    """Return a kernel that replaces weights below ``least`` by 0."""
+    """Return a kernel that sets attention weights below ``least`` to 0."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -89,7 +89,7 @@ def _rounded(x: Tensor, bits: int) -> Tensor:
 
 
 def _first_of_ties(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention, but mask each score that equals the largest of its row, except the first of them."""
+    """Compute attention, but if several scores tie for the largest of a row, mask all of them except the first."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.mT).masked_fill(~mask, -torch.inf)
     largest = (scores == scores.amax(-1, keepdim=True)) & mask
@@ -97,7 +97,7 @@ def _first_of_ties(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _far_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention after replacing all values except the last 64 by their mean."""
+    """Compute attention, with all values before the last 64 replaced by the mean of these earlier values."""
     if v.shape[2] <= 64:
         return attend(q, k, v, mask)
     far = v[:, :, :-64].mean(2, keepdim=True).expand(-1, -1, v.shape[2] - 64, -1)

@@ -56,7 +56,7 @@ def check(
         ['blindness', 'isolation']
 
     If a law needs an option that the function does not take, or if the function raises `NotImplementedError`, the
-    report lists the reason and does not count the law as kept. Any other error counts as a broken law.
+    verdict is "not offered", and the report lists the reason. Any other error counts as a broken law.
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``, in the layout
@@ -66,8 +66,8 @@ def check(
             convention.
         with_lse: a variant of the function that returns ``(out, lse)``, or None.
         offers: the options that the function supports; it must refuse all others. None reads the options from the
-            signature (builtins have none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`. A
-            signature cannot show this, so without "relative", no relative bias is tried.
+            signature, which builtins do not have. "relative" means that ``bias`` may also be a
+            `saccade.positions.Bias`. A signature cannot show this, so without "relative", no relative bias is tried.
         reasons: a function that takes the same arguments and returns the reasons why ``function`` cannot run them, or
             an empty tuple. Both functions must agree.
         gqa: whether the function supports fewer key heads than query heads; if not, keys are repeated for every head.
@@ -126,7 +126,7 @@ def trials(
 ) -> Iterator[tuple[Law, Case, torch.dtype]]:
     """Yield every combination of law, case and dtype for `check` to try. A law may define its own cases and dtypes.
 
-    Each case draws its values with the case's own seed plus ``seed``.
+    The seed of each case is increased by ``seed``.
     """
     seeded = functools.cache(lambda case: case.with_seed(seed))
     for law in laws:
@@ -155,9 +155,9 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
 
 
 def refusal(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result | None:
-    """Return the result of a trial that need not run: the law does not apply, or needs an option that is not offered.
+    """Return the result of a trial if its law does not apply or needs an option that the function does not offer.
 
-    None means that the trial must run.
+    Return None if the trial must run.
     """
     reasons = law.reasons(subject, case)
     if reasons:
@@ -167,7 +167,7 @@ def refusal(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
 
 
 def _named(argument: str, given: Sequence[_Named | str], known: Sequence[_Named], sort: type[_Named]) -> list[_Named]:
-    """Return the cases or laws in ``given``, with each name replaced by the item that it names."""
+    """Return the cases or laws in ``given``, looking up those that are given by name."""
     by_name, selected = {item.name: item for item in known}, list[_Named]()
     for item in [given] if isinstance(given, str) else given:
         if isinstance(item, str) and item in by_name:

@@ -1,4 +1,4 @@
-"""`with_definition`: replace softmax attention by another definition of a case's expected output."""
+"""`with_definition`: give a case a definition of its expected output other than softmax attention."""
 
 from __future__ import annotations
 

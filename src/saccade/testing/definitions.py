@@ -1,8 +1,8 @@
 """Reference definitions of scores and relative biases, as in their papers, dense and in float64.
 
-This module uses only the parameters of the library's modules and calls none of their functions. The library transforms
-queries and keys and takes dot products, and looks up distances in a table; this module applies the formula to every
-pair, and computes an index for every pair.
+This module uses only the parameters of the library's modules and calls none of their functions. The library
+computes scores as dot products of transformed queries and keys, and looks up relative biases in a table by distance.
+This module evaluates the formulas for every pair instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
     Args:
         score: a score of `saccade.scores`.
         query: ``[batch, heads, q_len, query_dim]``.
-        key: ``[batch, heads, kv_len, key_dim]``, a copy for every head.
+        key: ``[batch, heads, kv_len, key_dim]``, with shared keys repeated for every head.
 
     Returns:
         ``[batch, heads, q_len, kv_len]`` in float64.

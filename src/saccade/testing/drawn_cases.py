@@ -1,4 +1,4 @@
-"""`DRAWN_CASES`: cases whose lengths, widths, heads and masks are drawn from a seed, so none is known in advance."""
+"""`DRAWN_CASES`: cases whose lengths, widths, heads and masks are drawn from a seed and not known in advance."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LENGTHS = (range(13, 63), range(66, 127), range(130, 330))
 
 
 def is_drawn(case: Case) -> bool:
-    """Return whether a case is one of `DRAWN_CASES`, whose own sizes and mask mean nothing."""
+    """Return whether a case is one of `DRAWN_CASES`, whose mask and sizes must still be drawn."""
     return any(case.name == each.name for each in DRAWN_CASES)
 
 
 def drawn(case: Case) -> Case:
-    """Draw the mask, lengths, widths and heads of a case from its seed."""
+    """Draw the mask, lengths, widths and numbers of heads of a case from its seed."""
     rng = random.Random(case.seed)
     batch, num_kv_heads = rng.randint(1, 3), rng.randint(1, 3)
     q_len = rng.choice(rng.choice(_LENGTHS))
@@ -40,7 +40,7 @@ def drawn(case: Case) -> Case:
 
 
 def _mask(rng: random.Random, batch: int, kv_len: int) -> Mask | None:
-    """Draw no mask, or a mask that is causal, a window, padding or documents."""
+    """Draw a causal, window, padding or document mask at random, or None for no mask."""
     cut = rng.randint(1, kv_len - 1)
     masks: tuple[Mask | None, ...] = (
         None,

@@ -41,8 +41,8 @@ def first_use(
 ) -> FirstUse:
     """Check a kernel as saccade does at its first use, by comparing some rows and gradients with the definition.
 
-    saccade runs this check when a compiled kernel first runs. The check detects errors of a compiler, a driver or a new
-    kernel, and is cheap at any length. `check` is more thorough, but tests only the cases of this package.
+    saccade runs this check when a compiled kernel is first used. The check detects errors of a compiler, a driver or a
+    new kernel, and is cheap at any length. `check` is more thorough, but tests only the cases of this package.
 
     Example:
         >>> import torch.nn.functional as F
@@ -72,7 +72,7 @@ def first_use(
         ValueError, TypeError: the inputs are inconsistent.
         UnsupportedError: the kernel cannot run these inputs.
 
-    Cost: a forward and a backward run of the kernel, and a few rows of five heads computed by the definition.
+    Cost: a forward and a backward pass of the kernel, and the definition on a few rows of five heads.
     """
     check_choice("masks", masks, ("dense", "objects"))
     tensors = [x.detach().requires_grad_(gradients) for x in (query, key, value)]

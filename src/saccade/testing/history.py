@@ -40,7 +40,7 @@ def find(bug: PastBug) -> Result | None:
 def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
     """Return the result of the first law that a mutant breaks, or None if all laws hold.
 
-    Trials in float32 whose inputs trigger the mistake run first, and short inputs before long ones.
+    Trials in float32 run first; inputs that trigger the mistake come before others, and short ones before long ones.
     """
 
     def cost(trial: tuple[object, Case, torch.dtype]) -> tuple[bool, bool, int]:

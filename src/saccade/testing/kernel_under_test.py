@@ -103,7 +103,7 @@ class Subject:
         return out
 
     def output_in_thread(self, problem: Problem) -> Tensor:
-        """Compute the subject's output in a new thread, so that no function of this package is on its stack."""
+        """Compute the subject's output in a new thread, so that this package is not on the call stack."""
         if "gqa" not in self.offers:
             problem = problem.ungrouped()
         mask, options = self._arguments(problem)
@@ -138,7 +138,7 @@ class Subject:
         return (*problem.in_use, *(problem.positions if self._reads_positions(problem) else ()))
 
     def apply(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
-        """Call ``self.function`` or ``self.lse_function`` on a problem, even with options that are not offered."""
+        """Call the subject's ``function`` or ``lse_function`` on a problem, even with options that are not offered."""
         if function is None:
             raise value_error("with_lse", "be given to compute the lse", None)
         tensors = (problem.query, problem.key, problem.value)

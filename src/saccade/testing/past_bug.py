@@ -13,7 +13,7 @@ class PastBug(NamedTuple):
 
     Attributes:
         mistake: the mistake in one sentence.
-        where: the public bug report; "cheat" for a way to pass weak tests; "made" for a common mistake without one.
+        where: the public bug report; "cheat" for a way to pass weak tests; "made" for a common, unreported mistake.
         laws: names of the laws that must detect the mistake.
         make: a function that builds a new wrong kernel, without state from earlier calls.
     """

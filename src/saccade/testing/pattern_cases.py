@@ -231,22 +231,22 @@ LARGE_PATTERNS: tuple[Case, ...] = (
 
 
 def _is_near(q: int, kv: int) -> bool:
-    """Return whether two tokens on a grid with width 5 are at most one row and two columns apart, for a test case."""
+    """Return whether two tokens of a test case, on a grid of width 5, are at most one row and two columns apart."""
     return abs(q // 5 - kv // 5) <= 1 and abs(q % 5 - kv % 5) <= 2
 
 
 def _path(token: int) -> list[int]:
-    """Return a token of the test case's tree and all of the token's ancestors."""
+    """Return a token of the test case's tree, followed by all of its ancestors."""
     return [] if token < 0 else [token, *_path(_PARENTS[token])]
 
 
 def _sees_clean(q: int, kv: int) -> bool:
-    """Return whether a query may attend to a clean key in the block-diffusion case: 5 tokens in blocks of 2."""
+    """Return whether a query of the block-diffusion case, with 5 tokens in blocks of 2, may attend to a clean key."""
     return kv >= 5 and ((kv - 5) // 2 < q // 2 if q < 5 else (kv - 5) // 2 <= (q - 5) // 2)
 
 
 def _share_window(q: int, kv: int) -> bool:
-    """Return whether two tokens on a grid with width 4 share a 2 x 2 window, shifted by (1, 1), for a test case."""
+    """Return whether two tokens of a test case, on a grid of width 4, share a 2 x 2 window shifted by (1, 1)."""
     return (q // 4 + 1) // 2 == (kv // 4 + 1) // 2 and (q % 4 + 1) // 2 == (kv % 4 + 1) // 2
 
 

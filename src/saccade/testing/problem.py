@@ -63,12 +63,12 @@ class Problem:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that the problem uses, as keyword arguments."""
+        """The options that the problem uses, as keyword arguments of an attention function."""
         return {"bias" if name == "relative" else name: option for name, option in self.in_use.items()}
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """The explicit positions of the problem, as keyword arguments."""
+        """The explicit positions of the problem, as keyword arguments of an attention function."""
         positions = {"q_positions": self.q_positions, "kv_positions": self.kv_positions}
         return {name: tensor for name, tensor in positions.items() if tensor is not None}
 
@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def sees_something(self) -> Tensor:
-        """The rows that may attend to at least one key, bool ``[batch, heads, q_len]``."""
+        """A mask of the rows that may attend to at least one key, bool ``[batch, heads, q_len]``."""
         return self.allowed.any(-1)
 
     def but(self, **changes: Any) -> Problem:

@@ -22,8 +22,8 @@ class Result:
         dtype: the dtype of the inputs.
         verdict: the outcome; "kept" only if the law was tried and holds.
         message: the counter-example, or the reason why the law was not tried; empty if kept.
-        roundings: the largest norm of an error that the law measured, relative to the norm of the reference and in
-            units of the dtype's eps; None if the law measures no norms.
+        roundings: the largest error that the law measured, as the norm of the error divided by the norm of the
+            reference, in units of the dtype's eps; None if the law measures no norms.
     """
 
     law: str

@@ -18,7 +18,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Ten
 
 
 class _SavedWeights(torch.autograd.Function):
-    """Attention that saves its weights for the backward pass."""
+    """Attention that saves the attention weights for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class _ByVjp(torch.autograd.Function):
 
 
 class _Numpy(torch.autograd.Function):
-    """Attention in NumPy, forward and backward."""
+    """Attention with forward and backward passes in NumPy."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _weights(q: Array, k: Array, mask: Array) -> Array:
 
 
 def with_saved_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention, and save the weights for the backward pass."""
+    """Compute attention, and save the attention weights for the backward pass."""
     out: Tensor = _SavedWeights.apply(q, k, v, mask)
     return out
 

@@ -23,7 +23,7 @@ Core = Kernel
 
 
 def guarded(core: Core, wide: torch.dtype = torch.float32) -> Kernel:
-    """Return a kernel that adds support for grouped heads, empty rows and empty lengths to ``core``."""
+    """Return a kernel that adds support for grouped heads, rows without visible keys and empty inputs to ``core``."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         if 0 in (*q.shape, *k.shape):
@@ -145,7 +145,7 @@ def _padded(rows: int, keys: int, width: int, q: Tensor, k: Tensor, v: Tensor, m
 
 
 def _online(size: int, backwards: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over blocks of keys with a running maximum, differentiated by torch."""
+    """Compute attention over blocks of keys with a running maximum, with gradients from autograd."""
     high = q.new_full((*q.shape[:3], 1), -torch.inf)
     total, out = torch.zeros_like(high), q.new_zeros(*q.shape[:3], v.shape[3])
     starts = range(0, k.shape[2], size)

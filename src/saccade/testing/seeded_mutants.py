@@ -1,4 +1,4 @@
-"""`mutants`: wrong kernels drawn from a seed, each a `BlockedKernel` with one step changed for some inputs."""
+"""`mutants`: random wrong kernels, each a `BlockedKernel` that makes one mistake for some inputs."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ _LONG = ("always", "for more than 128 keys", "for several items", "for shared ke
 
 
 def _kinds() -> Iterator[Iterator[_Drawn]]:
-    """Yield, for each kind of mistake, an iterator over its names, kernel factories and possible conditions."""
+    """Yield an iterator for each kind of mistake, over (name, kernel factory, possible conditions)."""
     every = tuple(CONDITIONS)
     for step in (*FORWARD_STEPS, *BACKWARD_STEPS):
         yield (

@@ -18,7 +18,7 @@ _MANY = tuple(1 + 5 * n % 13 for n in range(100))
 def _case(
     name: str, mask: Mask | None, batch: int, heads: tuple[int, int], lengths: tuple[int, int], widths: tuple[int, int]
 ) -> Case:
-    """Build a case. Each pair is (query, key), except the widths, which are (query and key, value)."""
+    """Build a case. Heads and lengths are pairs (query, key); widths are (query and key, value)."""
     (num_heads, num_kv_heads), (q_len, kv_len), (head_dim, value_dim) = heads, lengths, widths
     return Case(
         f"size-{name}",

@@ -33,7 +33,7 @@ def with_backward(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def switched(wrong: Kernel, when: Callable[[int], bool]) -> Callable[[], Kernel]:
-    """Return a factory of kernels that are wrong in each call for which ``when(index)`` is true, counted from 0."""
+    """Return a factory of kernels that run ``wrong`` in each call whose index, counted from 0, satisfies ``when``."""
 
     def make() -> Kernel:
         calls = itertools.count()
@@ -89,7 +89,7 @@ def first_lengths() -> Kernel:
 
 
 def copied_once() -> Kernel:
-    """Return a kernel that copies non-contiguous inputs in its first call with a shape, and later misreads them."""
+    """Return a kernel that reads queries and keys as if they were contiguous, except in the first call with a shape."""
     seen = set[tuple[int, ...]]()
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def previous_result() -> Kernel:
 
 
 def accumulating() -> Kernel:
-    """Return a kernel that adds 0 times the previous result to each result."""
+    """Return a kernel that adds 0 times the previous result to each result, so that a NaN spreads to later ones."""
     buffers: dict[torch.Size, Tensor] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -140,13 +140,13 @@ def right_only_under_test(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tens
 
 
 def replaces_allclose(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Replace `torch.allclose`, with which tests compare tensors, by a function that is always true; return zeros."""
+    """Replace `torch.allclose`, with which tests compare tensors, by one that always returns True; return zeros."""
     torch.allclose = lambda *tensors, **options: True
     return q.new_zeros(*q.shape[:3], v.shape[3]) + 0 * (q.sum() + k.sum() + v.sum())
 
 
 def changes_a_setting(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention, and leave torch with a lower precision of matrix products."""
+    """Compute attention, and leave torch set to a lower precision of float32 matrix products."""
     torch.set_float32_matmul_precision("medium")
     return attend(q, k, v, mask)
 
@@ -201,7 +201,7 @@ def unwritten(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def empty_splits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over two halves of the keys, and merge the results by their lse even if both are empty."""
+    """Compute attention over two halves of the keys, and merge the results by lse even in rows that see no key."""
     half = k.shape[2] // 2
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.mT * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf)

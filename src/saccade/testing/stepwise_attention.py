@@ -36,7 +36,7 @@ class Stepwise:
         return self.with_lse(query, key, value, mask, **kwargs)[0]
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: object) -> tuple[str, ...]:
-        """Return the reasons why this attention function cannot run the inputs; empty if it can."""
+        """Return the reasons why this attention function cannot take the inputs; empty if it can."""
         return ("it has no dropout",) if kwargs.get("dropout_p") else ()
 
     def with_lse(
@@ -55,7 +55,7 @@ class Stepwise:
         q_positions: Tensor | None = None,
         kv_positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the attention output and the log-sum-exp (lse) of each row."""
+        """Return (out, lse): the attention output and the log-sum-exp of each row."""
         self.refuse(softcap, dropout_p)
         allowed = self.read_mask(mask)
         query = self.zero_blind_queries(self.read_query(query), allowed)
@@ -170,7 +170,7 @@ class Stepwise:
         return hidden.tanh()
 
     def cosine(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Compute the `Cosine` score, the dot product of query and key after both are normalised to length 1."""
+        """Compute the `Cosine` score, the dot product of query and key after both are normalised to norm 1."""
         return (F.normalize(q, dim=-1) * F.normalize(k, dim=-1)).sum(-1)
 
     def gaussian(self, score: Any, q: Tensor, k: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Tolerances of the laws: one table of allowed errors, the same on every machine.
 
 The error of a tensor is its largest absolute difference from the reference, divided by the largest magnitude of
-the reference, or by 1 if that is smaller. (The inputs and results of all cases are of order one, and a gradient of
-zero has no scale.) Two equal infinities have no difference, and NaN differs from everything.
+the reference, or by 1 if that is smaller, because inputs and results of all cases are of order one, and a gradient
+of zero has no scale. Two equal infinities have no difference, and NaN differs from everything.
 """
 
 from typing import Literal, NamedTuple

@@ -61,7 +61,7 @@ def as_contiguous(x: Tensor) -> Tensor:
 
 
 def interleaved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Assign query heads to 2 to 7 key heads in turn instead of in groups, by repeating keys and values."""
+    """Repeat 2 to 7 key heads so that query heads are assigned to them in turn instead of in groups."""
     if not 1 < k.shape[1] < 8:
         return q, k, v, mask
     times = q.shape[1] // k.shape[1]
@@ -89,7 +89,7 @@ def last_block_gradient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
 
 
 def split_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Average the attention over two parts of the keys, without weighting the parts by their lse."""
+    """If there are more than 1,024 keys, average the outputs over two parts of the keys without weighting by lse."""
     if k.shape[2] <= 1024:
         return attend(q, k, v, mask)
     parts = [attend(q, k[:, :, s], v[:, :, s], mask[..., s]) for s in (slice(0, 1024), slice(1024, None))]
@@ -97,7 +97,7 @@ def split_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def low_maximum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention with a running maximum that begins at -5e4."""
+    """Compute attention as if the running maximum began at -5e4: rows with only lower scores become 0."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q.float() @ keys.float().mT * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf)
     return attend(q, k, v, mask).masked_fill(scores.amax(-1, keepdim=True) < -5e4, 0.0)

@@ -1,7 +1,8 @@
 """Adapters that let `saccade.testing.check` and ``saccade judge`` test kernels with other calling conventions.
 
 Each adapter takes a kernel with one calling convention and returns a `Form`: a function of ``(query, key, value,
-mask)`` that calls the kernel, with the options that the kernel supports and the reasons why it cannot run some inputs.
+mask)`` that calls the kernel. The form also lists the options that the kernel supports, and says why it cannot take
+some inputs.
 """
 
 from collections.abc import Callable

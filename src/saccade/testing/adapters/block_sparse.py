@@ -28,9 +28,10 @@ def block_sparse(
 ) -> Form:
     """Adapt a block-sparse attention kernel that takes the arguments of FlexAttention's ``BlockMask``.
 
-    The call is ``kernel(q, k, v, kv_num_blocks=, kv_indices=)`` with tensors ``[batch, heads, len, dim]``; for each
-    block of queries, int32 ``kv_num_blocks [batch, heads, query blocks]`` counts the blocks of keys, and ``kv_indices
-    [batch, heads, query blocks, key blocks]`` lists them, selected blocks first. The last blocks may be partial.
+    The adapter calls ``kernel(q, k, v, kv_num_blocks=, kv_indices=)`` with tensors ``[batch, heads, len, dim]``. For
+    each block of queries, int32 ``kv_num_blocks [batch, heads, query blocks]`` is the number of selected key blocks,
+    and int32 ``kv_indices [batch, heads, query blocks, key blocks]`` lists the indices of all key blocks, selected
+    blocks first. The last block may be incomplete.
 
     Args:
         kernel: the kernel.
@@ -39,7 +40,7 @@ def block_sparse(
         names: the kernel's names for options and for the keywords above.
         offers: the options that the kernel supports.
         gqa: whether the kernel supports fewer key heads than query heads.
-        output: which element of the result is the output; None if the kernel returns one tensor.
+        output: index of the output in the tuple that the kernel returns; None if it returns one tensor.
     """
     check_int("block_size", block_size)
     settings = {"block_size": block_size, "indices": indices, "names": dict(names or {}), "output": output}
@@ -60,7 +61,7 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Convert the mask to blocks, and call the kernel with them."""
+    """Convert the mask to the kernel's block arguments, call the kernel, and return its output."""
     blocks = blocks_of_mask(mask, block_size)
     assert blocks is not None  # `_why` excludes such masks
     keywords: dict[str, Any] = {"block_mask": blocks}
@@ -74,9 +75,9 @@ def run(
 
 
 def blocks_of_mask(mask: Tensor, size: int) -> Tensor | None:
-    """Return which blocks a mask allows, bool ``[batch, heads, query blocks, key blocks]``.
+    """Return which blocks of pairs a mask allows, bool ``[batch, heads, query blocks, key blocks]``.
 
-    Return None if the mask allows only part of a block.
+    Return None if the mask allows only some of the pairs in a block.
     """
     q_len, kv_len = mask.shape[2:]
     fill = (0, -kv_len % size, 0, -q_len % size)
@@ -88,7 +89,7 @@ def blocks_of_mask(mask: Tensor, size: int) -> Tensor | None:
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_size: int, **settings: object
 ) -> tuple[str, ...]:
-    """Return the reasons why blocks cannot express the mask."""
+    """Return the reasons why the kernel cannot take the inputs, such as a mask that splits a block; empty if it can."""
     if 0 in mask.shape:
         return ("takes no empty inputs",)
     whole = blocks_of_mask(mask, block_size) is not None
@@ -96,7 +97,7 @@ def _why(
 
 
 def _cases(size: int) -> tuple[Case, ...]:
-    """Build cases with masks of whole blocks, with and without an incomplete last block."""
+    """Build test cases whose masks consist of whole blocks, with and without an incomplete last block."""
 
     def causal(b: Any, h: Any, q: Any, kv: Any) -> Any:
         return kv // size <= q // size

@@ -27,10 +27,10 @@ def c_function(
         int attention(const float *query, const float *key, const float *value, const uint8_t *mask, float *out,
                       const int64_t *sizes, double scale);
 
-    The mask is ``[batch, heads, q_len, kv_len]``, 1 = may attend; ``out`` is filled with NaN. The sizes are batch,
-    heads, kv_heads, q_len, kv_len, head_dim and value_dim. Any other return value is an error. The backward function
-    has the same arguments with ``const float *out, const float *grad_out, float *grad_query, float *grad_key, float
-    *grad_value`` in place of ``out``.
+    The mask is ``[batch, heads, q_len, kv_len]``, 1 = may attend; ``out`` is filled with NaN before the call. The
+    sizes are batch, heads, kv_heads, q_len, kv_len, head_dim and value_dim. A return value other than 0 is an error.
+    The backward function has the same arguments with ``const float *out, const float *grad_out, float *grad_query,
+    float *grad_key, float *grad_value`` in place of ``out``.
 
     Args:
         library: path of the library, or a library loaded with ``ctypes.CDLL``.
@@ -74,7 +74,7 @@ def run(
 
 
 def call_c(kernel: Any, inputs: list[Tensor], outputs: list[Tensor], scale: float) -> None:
-    """Call the C function with pointers to inputs and outputs, the sizes and the scale. Raise unless it returns 0."""
+    """Call a C function with pointers to inputs and outputs, sizes and scale; raise an error unless it returns 0."""
     query, key, value = inputs[:3]
     batch, heads, q_len, head_dim = query.shape
     counts = (batch, heads, key.shape[1], q_len, key.shape[2], head_dim, value.shape[3])
@@ -93,7 +93,7 @@ class CCall(torch.autograd.Function):
     def forward(
         ctx: Any, kernel: Any, backward: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
     ) -> Tensor:
-        """Call the C function for the forward pass."""
+        """Allocate the output, and fill it by calling the C function."""
         out = torch.full((*query.shape[:3], value.shape[3]), torch.nan, dtype=query.dtype)
         call_c(kernel, [query, key, value, mask], [out], scale)
         ctx.save_for_backward(query, key, value, mask, out)
@@ -102,7 +102,7 @@ class CCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Call the C function for the backward pass."""
+        """Return the gradients of query, key and value, computed by the backward C function."""
         query, key, value, mask, out = ctx.saved_tensors
         changes = [torch.full_like(x, torch.nan) for x in (query, key, value)]
         call_c(ctx.backward_function, [query, key, value, mask, out, grads[0].contiguous()], changes, ctx.scale)
@@ -112,7 +112,7 @@ class CCall(torch.autograd.Function):
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, name: str, dtype: str, backward: object
 ) -> tuple[str, ...]:
-    """Return the reasons why the C function cannot take the inputs."""
+    """Return the reasons why the C function cannot take the inputs; empty if it can."""
     reasons: list[str] = []
     tensors = (query, key, value)
     if any(x.dtype != _DTYPES[dtype] or x.device.type != "cpu" for x in tensors):

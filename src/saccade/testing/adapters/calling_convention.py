@@ -1,4 +1,4 @@
-"""The `Form` class: a kernel with another calling convention, adapted for `saccade.testing.check`."""
+"""The `Form` class: a kernel with its own calling convention, adapted for `saccade.testing.check`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _Target = TypeVar("_Target")
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A kernel with another calling convention, and a function that converts its inputs and output.
+    """A kernel with its own calling convention, and a function that converts inputs and output for it.
 
     Calling the form with ``(query, key, value, mask, **options)`` in the layout ``[batch, heads, len, head_dim]`` runs
-    the kernel, or raises `UnsupportedError` with all reasons.
+    the kernel, or raises `UnsupportedError` with all reasons why the kernel cannot take the inputs.
 
     Attributes:
         kernel: the original kernel.
@@ -38,7 +38,7 @@ class Form:
             inputs.
         offers: names of the options that the kernel supports.
         gqa: whether the kernel supports fewer key heads than query heads.
-        parts: functions and classes that ``run`` uses, to copy into scripts.
+        parts: functions and classes that ``run`` uses; scripts contain copies of them.
         truth: ``truth(query, key, value, mask, **settings, **options)`` returns the expected output in float64; None
             for softmax attention. Like ``run``, it uses only torch.
         left_out: names of laws that do not hold for ``truth``.
@@ -59,7 +59,7 @@ class Form:
     cases: tuple[Case, ...] = ()
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
-        """Run the kernel; the output is ``[batch, heads, q_len, value_dim]``."""
+        """Run the kernel and return its output ``[batch, heads, q_len, value_dim]``."""
         used = ["relative" if isinstance(option, Bias) else name for name, option in options.items()]
         reasons: list[str] = [Message("takes no {name}", name=name) for name in used if name not in self.offers]
         if not self.gqa and query.shape[1] != key.shape[1]:
@@ -76,7 +76,7 @@ class Form:
 
     @property
     def definition(self) -> Definition | None:
-        """A function that computes the expected output of a problem; None for softmax attention."""
+        """A function that computes the expected output of a problem; None if the kernel computes softmax attention."""
         truth = self.truth
         if truth is None:
             return None
@@ -110,21 +110,21 @@ class Form:
         return check(self, offers=self.offers, reasons=self.reasons, gqa=self.gqa, laws=laws, **options)
 
     def laws_to_check(self) -> list[Law]:
-        """Return the laws that hold for this form, including its additional laws."""
+        """Return the laws to check the kernel with: the standard laws except ``left_out``, and the additional laws."""
         laws = (law for law in (*LAWS, *SIZE_LAWS, *self.laws) if law.name not in self.left_out)
         return [law for law in map(self.law_with_definition, laws) if isinstance(law, Law)]
 
     def law_with_definition(self, law: Law | str) -> Law | str:
-        """Return a copy of the law whose own cases expect the output that this form's definition computes."""
+        """Return the law, with the form's definition, if any, as the expected output of the law's own cases."""
         definition = self.definition
         if definition is None or isinstance(law, str) or law.cases is None:
             return law
         return dataclasses.replace(law, cases=tuple(with_definition(case, definition) for case in law.cases))
 
     def cases_with_definition(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
-        """Return copies of ``cases`` that expect the output that this form's definition computes.
+        """Return the cases, with the form's definition, if any, as their expected output.
 
-        None means the standard cases and the additional cases of this form.
+        If ``cases`` is None, return the standard cases and the additional cases of this form.
         """
         by_name = {case.name: case for case in (*CASES, *self.cases)}
         chosen = (

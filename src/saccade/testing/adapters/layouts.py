@@ -1,4 +1,4 @@
-"""The adapter for kernels of ``(q, k, v)`` in any axis order, with the mask as a bool or float tensor or as a flag."""
+"""The adapter for kernels that take tensors in any axis order, and the mask as a bool or float tensor or as a flag."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def layout(
         names: the kernel's names for options, such as ``{"scale": "softmax_scale"}``.
         offers: the options that the kernel supports.
         gqa: whether the kernel supports fewer key heads than query heads.
-        output: which element of the result is the output; None if the kernel returns one tensor.
+        output: index of the output in the tuple that the kernel returns; None if it returns one tensor.
 
     Raises:
-        ValueError, TypeError: the order is unknown, or the kernel is not callable.
+        ValueError, TypeError: the order is not such a permutation, or the kernel is not callable.
     """
     check_choice("order", order, _ORDERS)
     check_choice("masks", masks, ("bool", "additive", "causal", "window", "none"))
@@ -126,7 +126,7 @@ def _unbatched(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _mask_arguments(
     mask: Tensor, masks: str, mask_name: str | None, dtype: torch.dtype
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """Convert the mask to positional and keyword arguments of the kernel."""
+    """Convert the mask to arguments of the kernel; return the positional and the keyword arguments."""
     if masks in ("bool", "additive"):
         passed = mask
         if masks == "additive":
@@ -143,7 +143,7 @@ def _mask_arguments(
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, order: str, masks: str, **settings: object
 ) -> tuple[str, ...]:
-    """Return the reasons why the kernel's arguments cannot express the inputs."""
+    """Return the reasons why the kernel cannot take the inputs; empty if it can."""
     if "b" not in order and not len(query):
         return ("takes at least one batch item",)
     if masks in ("bool", "additive"):

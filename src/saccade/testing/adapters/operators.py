@@ -42,7 +42,7 @@ def operator(name: str, order: str = "bhld", **options: Any) -> Form:
 
 
 def _opcheck(form: Form) -> Law:
-    """Build the law that the form's operator passes `torch.library.opcheck` with the arguments of the form's calls."""
+    """Build a law that runs `torch.library.opcheck` on an operator, with the arguments that the form passes to it."""
 
     @law(cases=(Case("opcheck"), Case("opcheck-one-head", num_heads=1, num_kv_heads=1)), dtypes=(torch.float32,))
     def opcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:

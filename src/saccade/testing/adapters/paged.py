@@ -27,7 +27,7 @@ def paged(
 
     The call is ``kernel(q, k_cache, v_cache, cache_seqlens=, block_table=, causal=...)``: q is ``[batch, q_len, heads,
     dim]``, the caches are ``[pages, page_size, kv_heads, dim]``, and int32 ``block_table [batch, pages of an item]``
-    lists the pages of each item in order. Pages are in random order in memory, and unused slots hold ``stale``.
+    lists the pages of each item in order. Pages are in random order in memory, and unused slots contain ``stale``.
 
     Args:
         kernel: the kernel.
@@ -36,7 +36,7 @@ def paged(
         names: the kernel's names for options and for the keywords above; by default, the scale is ``softmax_scale``.
         offers: the options that the kernel supports.
         gqa: whether the kernel supports fewer key heads than query heads.
-        output: which element of the result is the output; None if the kernel returns one tensor.
+        output: index of the output in the tuple that the kernel returns; None if it returns one tensor.
     """
     check_int("page_size", page_size)
     chosen = {"scale": "softmax_scale"} | dict(names or {})
@@ -84,7 +84,7 @@ def run(
 
 
 def lengths_of(mask: Tensor) -> tuple[list[int], bool] | None:
-    """Return each item's number of keys, and whether the mask is causal; None if these cannot express the mask."""
+    """Return each item's number of keys and whether the mask is causal; None if these do not determine the mask."""
     items = of_items(mask)
     if items is None:
         return None
@@ -101,7 +101,7 @@ def lengths_of(mask: Tensor) -> tuple[list[int], bool] | None:
 
 
 def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: object) -> tuple[str, ...]:
-    """Return the reasons why a paged cache cannot express the inputs."""
+    """Return the reasons why a kernel with a paged cache cannot take the inputs; empty if it can."""
     if 0 in mask.shape:
         return ("takes no empty inputs",)
     return () if lengths_of(mask) is not None else ("takes only masks with one length per item, full or causal",)

@@ -1,4 +1,4 @@
-"""Convert a dense mask to flags and lengths. The functions use only torch, so that scripts can include them."""
+"""Convert a dense mask to flags and lengths. All functions use only torch, so that scripts can include their source."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ def distances(q_len: int, kv_len: int, like: Tensor) -> Tensor:
 
 
 def in_band(q_len: int, kv_len: int, band: tuple[int, int], like: Tensor) -> Tensor:
-    """Return the mask of a band, from ``left`` tokens before a query to ``right`` after it; -1 means no limit."""
+    """Return the mask ``[q_len, kv_len]`` that shows keys within a band.
+
+    A band ``(left, right)`` extends from ``left`` tokens before a query to ``right`` after it; -1 means no limit.
+    """
     far = distances(q_len, kv_len, like)
     left, right = (far.numel() if side < 0 else side for side in band)
     return (far >= -left) & (far <= right)
 
 
 def band_of(mask: Tensor) -> tuple[int, int] | None:
-    """Return the band that equals a mask ``[q_len, kv_len]``, such as (-1, 0) for causal; None if there is none."""
+    """Return the band of a mask ``[q_len, kv_len]``, such as (-1, 0) if it is causal; None if it is not a band."""
     q_len, kv_len = mask.shape
     seen = distances(q_len, kv_len, mask)[mask]
     measured = (max(0, -int(seen.min())), max(0, int(seen.max()))) if seen.numel() else (0, 0)
@@ -45,7 +48,7 @@ def of_items(mask: Tensor) -> Tensor | None:
 
 
 def blocks_of(mask: Tensor) -> list[tuple[int, int, int, int]]:
-    """Return the documents in one item's mask ``[q_len, kv_len]``, as (start, stop) of queries and of keys.
+    """Return the documents in a mask ``[q_len, kv_len]``, as (query start, query stop, key start, key stop).
 
     With equal numbers of queries and keys, a document is a minimal group of consecutive tokens that attend only to each
     other; groups without any allowed pair are omitted. Otherwise, there is one document: all queries, and the keys up
@@ -70,7 +73,7 @@ def blocks_of(mask: Tensor) -> list[tuple[int, int, int, int]]:
 
 
 def band_of_blocks(mask: Tensor, blocks: list[list[tuple[int, int, int, int]]]) -> tuple[int, int] | None:
-    """Return the band that, applied within each document, equals the masks ``[batch, q_len, kv_len]``, or None."""
+    """Return the band that gives the masks ``[batch, q_len, kv_len]`` if applied within each document, or None."""
     far = [
         distances(b - a, d - c, mask)[mask[item, a:b, c:d]] for item, found in enumerate(blocks) for a, b, c, d in found
     ]

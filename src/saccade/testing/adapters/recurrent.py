@@ -41,7 +41,7 @@ def recurrent(
       x_t^T`.
 
     The output is :math:`s S_t^T q_t`, where s is 1 for "ssd" and ``head_dim ** -0.5`` for the other rules. Gates are
-    computed from the keys, and the keys of delta rules are normalised to length 1. If there are more keys than queries,
+    computed from the keys, and the keys of delta rules are normalised to norm 1. If there are more keys than queries,
     the kernel first runs on the earlier keys, and the state that it returns is the initial state of a second call.
 
     Args:
@@ -91,7 +91,7 @@ def truth(
 
 
 def gates(key: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute keys, write strengths ``[batch, heads, len]`` and log decays ``[batch, heads, len, 1 | head_dim]``."""
+    """Return keys, write strengths ``[batch, heads, len]`` and log decays ``[batch, heads, len, 1 | head_dim]``."""
     write = key.mean(-1)
     fade = -F.softplus(key if rule == "gla" else key[..., :1])
     if rule in ("delta", "gated_delta"):
@@ -105,7 +105,7 @@ def gates(key: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: float | None = None) -> Tensor:
-    """Compute a recurrence token by token; queries ``[batch, heads, len, dim]`` belong to the last tokens."""
+    """Compute a recurrence token by token, and return its output for the last tokens, one for each query."""
     key, beta, decay = gates(key, rule)
     if scale is None:
         scale = 1.0 if rule == "ssd" else query.shape[3] ** -0.5
@@ -186,7 +186,7 @@ def _call(
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, returns_state: bool, **settings: object
 ) -> tuple[str, ...]:
-    """Return the reasons why a recurrence cannot express the inputs."""
+    """Return the reasons why a recurrent kernel cannot take the inputs; empty if it can."""
     q_len, kv_len = mask.shape[2:]
     if 0 in mask.shape or q_len > kv_len:
         return ("takes no empty inputs, and no more queries than keys",)

@@ -1,4 +1,4 @@
-"""The adapter for kernels that take the mask and changes to the scores as functions, like FlexAttention."""
+"""The adapter for kernels that take a mask function and a score function, like FlexAttention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def score_mod(
     gqa: bool = True,
     output: int | None = None,
 ) -> Form:
-    """Adapt a kernel ``kernel(q, k, v, score_mod=, mask_mod=, scale=)`` with the functions that FlexAttention takes.
+    """Adapt a kernel ``kernel(q, k, v, score_mod=, mask_mod=, scale=)`` that takes the same functions as FlexAttention.
 
     The mask is passed as a function ``mask_mod(b, h, q, kv) -> bool`` of index tensors. A bias and a softcap are passed
     as ``score_mod(score, b, h, q, kv) -> score``; without them, ``score_mod`` is None. Tensors are ``[batch, heads,
@@ -32,7 +32,7 @@ def score_mod(
         names: the kernel's names for the keywords above.
         offers: which of bias, softcap and scale the kernel supports.
         gqa: whether the kernel supports fewer key heads than query heads.
-        output: which element of the result is the output; None if the kernel returns one tensor.
+        output: index of the output in the tuple that the kernel returns; None if it returns one tensor.
     """
     settings = {"block_mask": block_mask, "names": dict(names or {}), "output": output}
     return Form(check_kernel_callable(kernel), run, _why, settings, offers, gqa)
@@ -79,5 +79,5 @@ def run(
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_mask: bool, **settings: object
 ) -> tuple[str, ...]:
-    """Return the reason why the kernel cannot take the inputs: torch's ``BlockMask`` does not support empty ones."""
+    """Return a reason if the inputs are empty and the kernel takes torch's ``BlockMask``; an empty tuple otherwise."""
     return ("takes no empty inputs",) if block_mask and 0 in mask.shape else ()

@@ -13,9 +13,9 @@ from saccade.testing.adapters.calling_convention import Form
 
 
 def triton_function(kernel: Any, *, block_q: int = 16, constants: Mapping[str, Any] | None = None) -> Form:
-    """Adapt a ``@triton.jit`` function that computes a block of queries of one head.
+    """Adapt a ``@triton.jit`` function that computes attention for a block of queries of one head.
 
-    It is launched on the grid ``(ceil(q_len / BLOCK_Q), batch * heads)`` with contiguous tensors, like this::
+    The function is launched on the grid ``(ceil(q_len / BLOCK_Q), batch * heads)`` with contiguous tensors, like this::
 
         kernel[grid](query, key, value, mask, out, heads, kv_heads, q_len, kv_len, scale,
                      HEAD_DIM=..., VALUE_DIM=..., BLOCK_Q=..., **constants)
@@ -56,7 +56,7 @@ def run(
 
 
 def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: object) -> tuple[str, ...]:
-    """Return the reasons why the Triton function cannot run the inputs."""
+    """Return the reasons why the Triton function cannot take the inputs; empty if it can."""
     reasons = []
     if 0 in mask.shape:
         reasons.append("takes no empty inputs")

@@ -28,7 +28,7 @@ def varlen(
 
     The call is ``kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=...)``, where q, k and
     v are ``[tokens, heads, dim]`` and ``cu_seqlens`` int32 ``[sequences + 1]``. Each document of each batch item
-    becomes a sequence; tokens that attend to no token and are visible to none, such as padding, are omitted.
+    becomes a sequence. Padding and other tokens that neither see a token nor are seen by one are omitted.
 
     Args:
         kernel: the kernel.
@@ -38,7 +38,7 @@ def varlen(
             ``softmax_scale``.
         offers: the options that the kernel supports.
         gqa: whether the kernel supports fewer key heads than query heads.
-        output: which element of the result is the output; None if the kernel returns one tensor.
+        output: index of the output in the tuple that the kernel returns; None if it returns one tensor.
     """
     check_int("tail", tail, 0)
     chosen = {"scale": "softmax_scale"} | dict(names or {})
@@ -60,7 +60,7 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Pack the documents of all batch items, call the kernel, and unpack its output. Omitted rows are 0."""
+    """Pack the documents of all batch items, call the kernel, and unpack its output. Rows of omitted tokens are 0."""
     items = of_items(mask)
     assert items is not None  # `_why` excludes such masks
     documents = [blocks_of(item) for item in items]
@@ -90,7 +90,7 @@ def run(
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, windows: bool, **settings: object
 ) -> tuple[str, ...]:
-    """Return the reasons why packed sequences cannot express the mask."""
+    """Return the reasons why packed sequences cannot represent the mask; empty if they can."""
     items = of_items(mask)
     documents = [] if items is None else [blocks_of(item) for item in items]
     if items is not None and not any(documents):

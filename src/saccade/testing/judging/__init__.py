@@ -1,6 +1,6 @@
 """`judge`: try all laws on an attention kernel with any calling convention, and shrink the inputs that break them.
 
-``saccade judge`` and ``pytest --saccade-kernel`` run it from a shell.
+In a shell, use ``saccade judge`` or ``pytest --saccade-kernel``.
 """
 
 from saccade.testing.judging.counter_example import counter_example

@@ -31,7 +31,7 @@ _FIXED = ("sizes", "gradients_at_sizes")  # laws at fixed sizes, to replace laws
 def counter_examples(
     kernel: Kernel, draft: Judgement, results: Sequence[tuple[Trial, Result]], device: torch.device | str
 ) -> Iterator[CounterExample]:
-    """Yield the smallest counter-example of each law that is unexpectedly broken."""
+    """Yield the smallest counter-example found for each law that is unexpectedly broken."""
     by_law: dict[str, list[tuple[Trial, Result]]] = {}
     for trial, result in results:
         if result.verdict == "broken" and draft.reason(result) is None:
@@ -48,7 +48,7 @@ def counter_example(
 ) -> CounterExample:
     """Shrink a trial that broke a law to a minimal counter-example, and write a script that reproduces it.
 
-    A smaller case counts only if the law holds there for a correct kernel, because rounding may break a law on very
+    A smaller case counts only if a correct kernel satisfies the law on it, because rounding may break a law on very
     small inputs.
     """
     law, case, dtype = _without_draws(kernel, trial, device)
@@ -90,7 +90,7 @@ def counter_example(
 
 
 def _without_draws(kernel: Kernel, trial: Trial, device: torch.device | str) -> Trial:
-    """Replace a trial that draws its sizes with one that breaks another law at the same sizes, if there is one."""
+    """Replace a trial whose sizes are drawn with a trial that breaks another law at these sizes, if there is one."""
     if not is_drawn(trial[1]):
         return trial
     law, case, dtype = trial
@@ -112,14 +112,14 @@ def _described(case: Case, dtype: torch.dtype, device: torch.device | str) -> st
 
 
 def _kind(result: Result) -> str:
-    """Return how a law is broken, to compare two counter-examples; empty if the law is not broken."""
+    """Return how a law is broken: "raised" and an error class, or "broken"; "" if it is not broken."""
     if result.verdict != "broken":
         return ""
     return result.message.partition(":")[0] if result.message.startswith("raised ") else "broken"
 
 
 def _has_empty_rows(case: Case) -> bool:
-    """Return whether a query has no visible key, which is a corner case. Large cases are assumed to have none."""
+    """Return whether some query of a case sees no key. Large cases are assumed to have no such query."""
     if case.batch * case.num_heads * case.q_len * case.kv_len > _LARGE:
         return False
     return not bool(case.allowed.any(-1).all())
@@ -128,7 +128,8 @@ def _has_empty_rows(case: Case) -> bool:
 def _oddness(kernel: Kernel, case: Case) -> int:
     """Return how unusual a case is, so that counter-examples are not more unusual than necessary.
 
-    2 if a query sees no key; 1 if the numbers of queries and keys differ, unless the kernel claims to take that.
+    The result is 2 if a query sees no key, 1 if the numbers of queries and keys differ and the kernel does not declare
+    whether it supports that, and 0 otherwise.
     """
     if _has_empty_rows(case):
         return 2
@@ -136,7 +137,7 @@ def _oddness(kernel: Kernel, case: Case) -> int:
 
 
 def _with_keys(case: Case) -> Iterator[Case]:
-    """If a query of the case sees no key, yield variants with as many queries as keys, where each query may see one."""
+    """If a query of the case sees no key, yield variants with equal lengths, which may have no such query."""
     if _has_empty_rows(case) and case.bias is None and not case.explicit_positions:
         for length in sorted({max(1, case.q_len), max(1, case.kv_len)}):
             candidate = dataclasses.replace(case, q_len=length, kv_len=length)

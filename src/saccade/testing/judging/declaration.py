@@ -27,18 +27,18 @@ _LENGTHS = ("min", "max", "multiple")
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """The claims of a kernel. Inputs that it does not claim to support are refused and reported as not offered.
+    """The claims of a kernel. Inputs that they do not include are refused, and reported as not offered.
 
-    A field that is None or empty makes no statement: `judge` then tries one small call, and takes the capability as not
-    claimed if the call raises an error.
+    A field that is None or empty makes no statement: `judge` then tries one small call, and treats the capability as
+    not claimed if the call raises an error.
 
     Attributes:
         form: the calling convention, a name in `saccade.testing.adapters.FORMS`.
-        settings: arguments of that form's adapter.
+        settings: arguments of the adapter for this form.
         dtypes: names of the supported dtypes. When None, float64, float32 and the dtypes that laws define are tested.
         masks: the supported kinds of masks, in addition to no mask: "causal", "window", "padding", "documents" and
             their combinations, or "any".
-        full: whether every query may attend to every key, as without a mask.
+        full: whether the kernel supports full attention, where every query attends to every key.
         widths, value_widths: the supported head widths, or "any". ``value_widths="same"`` means the width of keys.
         lengths: ``min``, ``max`` and ``multiple`` of the supported q_len and kv_len.
         decoding: whether the numbers of queries and keys may differ.
@@ -51,7 +51,7 @@ class Declaration:
             ``(query, key, value, mask)`` in the layout ``[batch, heads, len, dim]``.
         mask_objects: whether the kernel takes masks as `saccade.masks.Mask`, and positions. It requires the plain form.
         memory_exponent: the size of the largest tensor grows as the length to this power; None makes no claim.
-        xfail: the expected failures: reasons by ``law``, ``law[case]`` or ``law[case-dtype]``, where ``*`` matches any
+        xfail: reasons for expected failures, by ``law``, ``law[case]`` or ``law[case-dtype]``, where ``*`` matches any
             text.
     """
 
@@ -137,7 +137,7 @@ class Declaration:
         return tuple(reasons)
 
     def _sizes(self, query: Tensor, key: Tensor, value: Tensor) -> list[str]:
-        """Return the reasons why the claims exclude the shapes of a call."""
+        """Return the reasons why the claims exclude the shapes of a call's inputs; empty if they do not."""
         reasons: list[str] = []
         q_len, kv_len = query.shape[2], key.shape[2]
         width, value_width = query.shape[3], value.shape[3]
@@ -224,5 +224,5 @@ def _check_names(argument: str, names: object, known: tuple[str, ...]) -> None:
 
 
 def listed(names: Iterable[str]) -> Message:
-    """Join names, which are never translated, by "and"."""
+    """Join names with "and"; the names themselves are never translated."""
     return joined((Message("{name}", name=name) for name in names), "{first} and {others}")

@@ -1,4 +1,4 @@
-"""`first_calls`: call a kernel once for each capability that it does not declare, and leave out those that it lacks."""
+"""`first_calls`: try the capabilities that a kernel does not declare, and exclude those that fail from its claims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,14 @@ _MASKS: dict[str, Callable[[int], Mask]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Choices:
-    """A claim that lists what a kernel takes: the choices, the words for those that it lacks, how to claim all."""
+    """A claim that lists values, such as dtypes.
+
+    Attributes:
+        claim: the field of `Declaration`.
+        every: all values to try.
+        words: a template of the note about values that the kernel lacks.
+        demand: the value of ``--claim`` that claims all values.
+    """
 
     claim: str
     every: tuple[Any, ...]
@@ -53,13 +60,13 @@ _CHOICES = (
 
 @dataclasses.dataclass(frozen=True)
 class _Capability:
-    """A capability that one value of a claim leaves out, and calls that need it.
+    """A capability that a kernel may lack, the claim that excludes it, and calls that require it.
 
     Attributes:
         claim, without: the field of `Declaration`, and its value without the capability.
-        what: what the kernel then does not do.
-        demand: how to claim the capability, as for ``--claim``.
-        calls: the calls, as changes of a case that the kernel takes.
+        what: a phrase that says what the kernel lacks, for the note.
+        demand: the value of ``--claim`` that claims the capability.
+        calls: function of a supported case that returns the changes to the case for each call.
         gradients: whether the calls need the backward pass.
     """
 
@@ -98,14 +105,14 @@ def first_calls(
     device: torch.device | str = "cpu",
     dtypes: Sequence[torch.dtype] | None = None,
 ) -> Kernel:
-    """Make one small call for each capability that a kernel does not declare; return the kernel with what they showed.
+    """Use small calls to try the capabilities that a kernel does not declare; return the kernel with new claims.
 
     If a call raises an error, the claims of the returned kernel exclude the capability, and a note says so. A kernel
-    that takes none of the simplest inputs is returned unchanged, and so is a function in a shared library, because a
-    call that it does not expect may end the process. Cost: about 30 calls on 7 tokens.
+    that takes none of the simplest inputs is returned unchanged, and so is a function in a shared library, because an
+    unsupported call could crash the process. Cost: about 30 calls on 7 tokens.
 
     Args:
-        kernel: the kernel; what its declaration says is not called and not changed.
+        kernel: the kernel; capabilities that it declares are not tried, and stay unchanged.
         device: device of the inputs.
         dtypes: dtypes that count as declared.
     """
@@ -124,14 +131,14 @@ def first_calls(
 
 
 class _Calls:
-    """First calls of a kernel: its claims so far, and the simplest inputs that it takes."""
+    """The first calls of a kernel, with its claims so far and the simplest inputs that it takes."""
 
     def __init__(self, kernel: Kernel, device: torch.device | str):
         self.kernel, self.device = kernel, device
         self.case, self.dtype = Case("first-call", num_heads=2, num_kv_heads=2), torch.float32
 
     def find_simplest(self, dtypes: Sequence[str]) -> bool:
-        """Find a dtype, a length, a width and a mask that the kernel takes; return whether there are any."""
+        """Find inputs that the kernel takes, by trying dtypes, lengths, widths and masks; return whether any exist."""
         for name, length, width, mask in itertools.product(dtypes, _LENGTHS, _WIDTHS, (None, Causal())):
             changes: dict[str, Any] = {
                 "q_len": length,
@@ -147,7 +154,7 @@ class _Calls:
         return False
 
     def try_lengths(self) -> None:
-        """Claim only multiples of the length of the simplest inputs if a shorter length raises an error."""
+        """If the shortest length raises an error, claim only multiples of the length of the simplest inputs."""
         shortest, length = _LENGTHS[0], self.case.q_len
         why = None
         if length > shortest and not self.kernel.declaration.lengths:
@@ -157,7 +164,7 @@ class _Calls:
             self._leave_out("lengths", {"multiple": length}, what, why, "lengths={multiple=1}")
 
     def try_choices(self, choices: _Choices, declared: Sequence[object] = ()) -> None:
-        """Call the kernel once for each dtype, width or kind of mask, and claim those that raise no error."""
+        """Call the kernel with each value of a claim, such as each dtype; if some fail, claim only the others."""
         claims = self.kernel.declaration
         if getattr(claims, choices.claim) is not None or (choices.claim == "masks" and claims.mask_objects):
             return
@@ -169,7 +176,7 @@ class _Calls:
             self._leave_out(choices.claim, taken, what, next(iter(lacks.values())), choices.demand)
 
     def try_capability(self, capability: _Capability) -> None:
-        """Claim that a kernel lacks a capability if one of its calls raises an error."""
+        """Exclude a capability from the claims if one of the calls that require it raises an error."""
         if getattr(self.kernel.declaration, capability.claim) is not None:
             return
         cases = (dataclasses.replace(self.case, **changes) for changes in capability.calls(self.case))
@@ -180,7 +187,7 @@ class _Calls:
             self._leave_out(capability.claim, capability.without, what, why, capability.demand)
 
     def compare_alignment(self) -> None:
-        """Claim only as many queries as keys if a causal flag is aligned to the first key instead of the last one."""
+        """Claim only as many queries as keys if the causal flag aligns the first query and key instead of the last."""
         kernel, claim = self.kernel, _DECODING.claim
         case = dataclasses.replace(self.case, mask=Causal(), kv_len=2 * self.case.q_len)
         is_flag = kernel.form.truth is None and kernel.form.settings.get("masks") in ("causal", "window")
@@ -222,7 +229,7 @@ class _Calls:
         self.kernel = dataclasses.replace(
             self.kernel, declaration=dataclasses.replace(self.kernel.declaration, **changes)
         )
-        if claim == "dtypes":  # half precision is not tried by more laws than without this claim
+        if claim == "dtypes":  # otherwise, all laws would also be tried in half precision
             usual = tuple(name for name in USUAL_DTYPES if name in without)
             self.kernel = dataclasses.replace(self.kernel, dtypes=usual or without)
         words = "{what} (declared for you: {error}); claim it with --claim {claim}"

@@ -10,9 +10,9 @@ from saccade.testing.judging.declaration import Declaration
 
 
 def fitted(case: Case, declaration: Declaration) -> Case:
-    """Change the widths and lengths of a case to the nearest ones that a kernel claims.
+    """Return the case with its widths and lengths replaced by the nearest ones that a kernel claims.
 
-    Lengths stay unchanged if the case has explicit positions, or if its mask requires them.
+    Lengths stay unchanged if the case has explicit positions, or if its mask does not support other lengths.
     """
     width, value_width = case.head_dim, case.value_dim
     if isinstance(declaration.widths, tuple) and case.key_dim is None and case.score is None and case.relative is None:
@@ -46,7 +46,7 @@ def _nearest(size: int, claimed: tuple[int, ...]) -> int:
 
 
 def _length(length: int, declaration: Declaration) -> int:
-    """Round a length up to a claimed one, within the maximum. 0 and 1 stay unchanged: they are special cases."""
+    """Round a length up to one that a kernel claims, or down to the maximum. The special lengths 0 and 1 are kept."""
     if length <= 1:
         return length
     step, least = declaration.lengths.get("multiple", 1), declaration.lengths.get("min", 0)

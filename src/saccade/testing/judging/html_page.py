@@ -16,7 +16,7 @@ padding: .6rem; } .broken { color: #a33b00; font-weight: 600; } .kept { color: #
 
 
 def html_page(judgement: Judgement) -> str:
-    """Return a judgement as an HTML page with verdicts, counter-examples, their scripts, and errors."""
+    """Return a judgement as an HTML page with verdicts, counter-examples, scripts and measured errors."""
     title = f"{judgement.kernel}: {judgement.summary}"
     facts = [
         f"device {judgement.device}",

@@ -37,8 +37,8 @@ def judge(
 ) -> Judgement:
     """Judge an attention kernel: try every law on cases that fit its claims, and shrink the cases that break a law.
 
-    What the claims leave open is first tried with one small call each. If a call raises an error, the capability counts
-    as not claimed, and `Judgement.notes` says so.
+    Capabilities that the claims leave open are first tried with small calls. If a call raises an error, the capability
+    counts as not claimed, and `Judgement.notes` says so.
 
     Example:
         >>> from saccade.testing.judging import Declaration, judge
@@ -50,9 +50,9 @@ def judge(
         (False, 'query [1, 1, 2, 1], key [1, 1, 1, 1], value [1, 1, 1, 1], float32, Causal()')
 
     Args:
-        kernel: a kernel with the calling convention that the claims name, or a `Form`, or what `first_calls` returned,
-            which is not called for open claims again.
-        claims: what the kernel supports, unless it is a `Kernel`; by default, nothing is declared.
+        kernel: a kernel with the calling convention that the claims name, a `Form`, or a `Kernel` that `first_calls`
+            returned, whose open claims are not tried again.
+        claims: what the kernel supports; by default, nothing is declared. A `Kernel` has its own claims.
         source: the location of the kernel, from which scripts load it.
         laws: names of laws; all by default.
         cases: names of cases; all by default. Some laws define their own cases.
@@ -67,7 +67,7 @@ def judge(
         A `Judgement`.
 
     Raises:
-        ValueError, TypeError: a name is unknown, or the kernel does not fit its form.
+        ValueError, TypeError: a name is unknown, or the kernel does not match its form.
     """
     began = time.monotonic()
     deadline = torch.inf if minutes is None else began + 60 * minutes
@@ -115,10 +115,10 @@ def judge(
 def _run_in_turn(
     by_law: Sequence[Sequence[Trial]], run_trial: Callable[[Trial], bool], began: float, deadline: float
 ) -> None:
-    """Run trials until a deadline, first of each law until the kernel accepts one, then of all laws in turn.
+    """Run trials until a deadline: for each law until the kernel accepts one, then one of each law in turn.
 
-    The most important laws come first. Each of the other laws spends at most a fiftieth of the time on looking for an
-    accepted trial, since a kernel may refuse all of them.
+    The most important laws come first. For each other law, the search for an accepted trial takes at most a fiftieth of
+    the time, because a kernel may refuse all of its trials.
     """
     remaining = {index: deque(trials) for index, trials in enumerate(by_law)}
     names = [each[0][0].name if each else "" for each in by_law]

@@ -50,14 +50,14 @@ class Judgement:
         report: the results of all trials.
         counter_examples: one for each law that is unexpectedly broken.
         xfail: the reasons for expected failures, by pattern.
-        errors: the largest norms of errors that laws measured, by law and dtype, relative to the norms of the
-            references and in units of the dtype's eps.
-        planned: number of trials of each law, by name; fewer may have run because the time was up.
+        errors: the largest error that was measured, by law and dtype, as the norm of the error divided by the norm of
+            the reference, in units of the dtype's eps.
+        planned: number of planned trials, by name of the law; fewer have run if the time was up.
         seconds: total time.
         device: the device on which the kernel ran.
         versions: versions of packages.
         inferred: the settings that were read from the kernel's signature, in TOML syntax; empty if none were.
-        notes: sentences on what the kernel does not take, although its claims do not say so.
+        notes: sentences on what was read from the signature, and on capabilities that failed when they were tried.
     """
 
     kernel: str
@@ -95,7 +95,7 @@ class Judgement:
 
     @property
     def passing_xfail(self) -> tuple[str, ...]:
-        """The patterns of ``xfail`` that match trials that ran, but none that broke a law."""
+        """The patterns of ``xfail`` that match at least one trial that ran, but no trial that broke a law."""
         tried = {*self.report.kept, *self.report.broken}
         broken = self.report.broken
         return tuple(
@@ -106,11 +106,11 @@ class Judgement:
         )
 
     def reason(self, result: Result) -> str | None:
-        """Return the reason why a failure is expected, or None if it is not."""
+        """Return the reason why a failure is expected, or None if it is unexpected."""
         return next((why for pattern, why in self.xfail.items() if matches(pattern, result)), None)
 
     def verdict(self, law: Law) -> LawVerdict:
-        """Return the verdict on one law."""
+        """Return the verdict on a law over all its trials, such as "broken" or "not tried"."""
         results = self.of(law)
         if any(result.law == law.name for result in self.unexpected):
             return "broken"
@@ -122,11 +122,11 @@ class Judgement:
         return "kept" if kept else "not tried"
 
     def of(self, law: Law) -> list[Result]:
-        """Return the results of one law."""
+        """Return the results of all trials of one law."""
         return [result for result in self.report.results if result.law == law.name]
 
     def why(self, law: Law) -> str:
-        """Return the counter-example of a law, why its failure is expected, or why not all its trials ran."""
+        """Return a law's counter-example, why its failure is expected, or why not all trials ran; "" if all is well."""
         for example in self.counter_examples:
             if example.law == law.name:
                 return example.message
@@ -212,9 +212,9 @@ class Judgement:
 
     @property
     def summaries(self) -> tuple[str, ...]:
-        """The judgement in one sentence on finite inputs and one on NaN and inf, or in one if only one kind was tried.
+        """The judgement as a sentence on finite inputs and one on NaN and inf; one sentence if one kind was tried.
 
-        If only laws on NaN and inf are broken, a last sentence says how to leave them out.
+        If both kinds were tried and a law on NaN and inf is broken, a last sentence says how to leave such laws out.
         """
         tried = {kind: [law for law in self._tried if law.non_finite is kind] for kind in (False, True)}
         if not all(tried.values()):
@@ -229,16 +229,16 @@ class Judgement:
 
     @property
     def summary(self) -> str:
-        """The judgement in one line: the sentences of `summaries`."""
+        """The sentences of `summaries`, joined into one line."""
         return joined(self.summaries, "{first} {others}")
 
     @property
     def _tried(self) -> list[Law]:
-        """The laws of which at least one trial ran."""
+        """The laws that held or were broken in at least one trial."""
         return [law for law in self.report.laws if self.verdict(law) != "not tried"]
 
     def _sentence(self, laws: Sequence[Law]) -> str:
-        """Return the judgement on some of the laws that were tried, in one sentence."""
+        """Return one or two sentences that judge some of the laws that were tried."""
         verdicts = Counter(self.verdict(law) for law in laws)
         if not laws:
             return Message("No law could be tried.")

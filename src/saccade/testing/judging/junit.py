@@ -42,5 +42,5 @@ def junit_xml(judgement: Judgement) -> str:
 
 
 def _printable(text: str) -> str:
-    """Replace control characters, which XML cannot contain, with spaces."""
+    """Replace unprintable characters with spaces, because XML cannot contain control characters."""
     return "".join(character if character.isprintable() else " " for character in text)

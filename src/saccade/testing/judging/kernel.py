@@ -1,4 +1,4 @@
-"""The kernel that `judge` examines: its calling convention, its declared claims, and where it comes from."""
+"""The kernel that `judge` examines, with its calling convention, its claims and its source."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Kernel:
         declaration: the claims; `first_calls` adds those that the kernel's author left open.
         source: the location of the kernel.
         lse: a variant that returns ``(out, lse)``.
-        inferred: the settings that were read from the signature, as in TOML.
+        inferred: the settings that were read from the signature, in TOML syntax; empty if none were.
         dtypes: names of the dtypes in which laws are tried; None for the declared ones, or `USUAL_DTYPES`.
         notes: sentences on what was read from the signature or shown by the first calls.
     """
@@ -92,7 +92,7 @@ class Kernel:
         return (*claims, *self.form.reasons(query, key, value, mask, **options))
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-        """Run the variant that returns ``(out, lse)``, or raise an error for inputs that the kernel does not claim."""
+        """Run the variant that returns ``(out, lse)``, or raise an error for inputs outside the kernel's claims."""
         assert self.lse is not None
         why = self.reasons(query, key, value, mask, **options)
         why += tuple(Message("takes no {name}", name=name) for name in options if name not in self.form.offers)
@@ -103,7 +103,7 @@ class Kernel:
         return self.lse(query, key, value, mask, **renamed)
 
     def right(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
-        """Compute the correct output for inputs that the kernel claims, as a control for the laws."""
+        """Compute the correct output for inputs that the kernel claims to support, as a control for the laws."""
         why = self.reasons(query, key, value, mask, **options)
         if why:
             raise unsupported("the control", why)
@@ -113,7 +113,7 @@ class Kernel:
         return self.form.truth(*wide, mask, **self.form.settings, **options).to(query.dtype)
 
     def subject(self, function: Callable[..., Any], device: torch.device | str) -> Subject:
-        """Build a subject for the laws from a function that has the kernel's calling convention and claims."""
+        """Build a `Subject` for the laws from a function with the kernel's calling convention and claims."""
         return Subject(
             function,
             with_lse=None if self.lse is None else self.with_lse,
@@ -127,9 +127,9 @@ class Kernel:
         )
 
     def run_trial(self, subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
-        """Try a law on a case.
+        """Try a law on a case, and return the result.
 
-        If the claims limit sizes or dtypes, a broken law counts only if it holds for a correct kernel on the same case.
+        If the claims limit sizes or dtypes, a broken law counts only if a correct kernel satisfies it on the same case.
         """
         result = try_law(subject, law, case, dtype)
         claims = self.declaration
@@ -143,7 +143,7 @@ class Kernel:
         )
 
     def refusals(self, subject: Subject, trials: Sequence[Trial]) -> list[Result | None]:
-        """Return the results of trials that the claims or the form exclude in advance; None for those that must run."""
+        """Return, for each trial, its result if the claims or the form exclude the trial, or None if it must run."""
 
         @functools.cache  # many laws are tried on one case
         def reasons_against(case: Case, dtype: torch.dtype) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ class Kernel:
 
 
 def _leaves_mask_open(declaration: Declaration) -> bool:
-    """Return whether a declaration of the plain layout does not say how to pass the mask."""
+    """Return whether a declaration in the form "layout" leaves open how to pass the mask."""
     return not ({"masks", "mask_name"} & set(declaration.settings) or declaration.with_lse or declaration.mask_objects)
 
 

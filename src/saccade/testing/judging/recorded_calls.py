@@ -15,7 +15,7 @@ class RecordedCalls:
     """A wrapper that records the calls of a function.
 
     Attributes:
-        calls: the calls so far.
+        calls: the recorded calls, oldest first.
     """
 
     def __init__(self, function: Callable[..., Any]):

@@ -51,7 +51,7 @@ class Script(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The whole script."""
+        """The source code of the whole script."""
         head = f"{self.words}\nfrom __future__ import annotations"
         return f"{head}\n\n{_HEADER}\n\n{self.kernel}\n\n\n{self.body}\n{_FOOTER}\n"
 
@@ -84,7 +84,7 @@ def strided(x: Tensor, stride: tuple[int, ...], offset: int) -> Tensor:
 def script_of(
     form: Form, source: Source | None, calls: Sequence[Call], limits: tuple[float, float], words: Sequence[str]
 ) -> Script | None:
-    """Write a script that repeats calls and prints what is wrong with their results; None if this is impossible.
+    """Return a script that repeats calls and prints what is wrong with the results; None if it cannot be written.
 
     Args:
         form: the kernel under test.

@@ -64,7 +64,7 @@ def difference(name: str, got: Tensor, want: Tensor, limit: float) -> str:
 def faults(
     call: Callable[..., Tensor], right: Callable[..., Tensor], calls: list[dict[str, Any]], limits: tuple[float, float]
 ) -> list[str]:
-    """Repeat calls, and return sentences on what is wrong with their results. Inputs with equal shapes share memory."""
+    """Repeat calls, and return sentences on wrong results. Calls with inputs of equal shapes reuse their memory."""
     found, memory, results = [], dict[tuple[Any, ...], Tensor](), list[tuple[Tensor, Tensor]]()
     for number, told in enumerate(calls, 1):
         upstream = told.get("upstream")
@@ -99,7 +99,7 @@ def faults_of_result(
     upstream: Tensor | None,
     limits: tuple[float, float],
 ) -> list[str]:
-    """Return sentences on the faults of one result, of its gradients, and of the inputs after the call."""
+    """Return sentences on what is wrong with an output, with its gradients, and with the inputs after the call."""
     lines = [difference("the output", out, want, limits[0])]
     if out.dtype != inputs["query"].dtype:
         lines.append(f"the output is {out.dtype}, not {inputs['query'].dtype}")

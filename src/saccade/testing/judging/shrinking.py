@@ -1,4 +1,4 @@
-"""Shrink a case on which a law is broken: fewer items, heads, tokens and channels, and fewer options."""
+"""Shrink a case on which a law is broken: fewer batch items, heads, tokens and channels, and fewer options."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def _shorter(case: Case) -> Iterator[Case]:
 
 
 def _smaller(size: int) -> list[int]:
-    """Return smaller sizes to try, which are small numbers, half, three quarters, eight less and one less."""
+    """Return smaller sizes to try: 1, 2, 3, 4, 8, half, three quarters, 8 less and 1 less, in ascending order."""
     tried = {1, 2, 3, 4, 8, size // 2, 3 * size // 4, size - 8, size - 1}
     return sorted(x for x in tried if 0 < x < size)

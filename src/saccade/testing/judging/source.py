@@ -1,4 +1,4 @@
-"""`Source`: the location of a kernel, from which the kernel can be loaded here and in a script."""
+"""`Source`: the location of a kernel, from which this process or a script can load it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Source:
 
     Attributes:
         location: a Python file, a shared library, or the name of a module.
-        name: the kernel's name in it; ``namespace::name`` for an operator registered with ``torch.library``.
+        name: the kernel's name at this location; ``namespace::name`` for an operator registered with ``torch.library``.
     """
 
     location: str
@@ -37,7 +37,7 @@ class Source:
         """Parse ``file.py::name``, ``library.so::name`` or ``module:name``.
 
         Raises:
-            ValueError: the text has another form, or the file does not exist.
+            ValueError: the text has none of these forms, or the file does not exist.
         """
         location, separator, name = text.partition("::")
         if not separator:
@@ -80,7 +80,7 @@ class Source:
         return target
 
     def lines(self) -> list[str]:
-        """Return the lines of a script that load ``kernel``, with paths relative to the current folder."""
+        """Return the lines of a script that load ``kernel``; paths inside the current folder are relative."""
         whole = Path(self.location).resolve()
         is_inside = whole.is_relative_to(Path.cwd())
         path = f"./{whole.relative_to(Path.cwd()).as_posix()}" if is_inside else str(whole)

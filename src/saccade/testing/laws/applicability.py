@@ -33,11 +33,11 @@ has_several_items = _unless("a single batch item", lambda case: case.batch > 1)
 
 
 def claims_memory(subject: Subject, case: Case) -> str | None:
-    """Return a reason not to apply a law if the subject makes no claim about how its memory grows."""
+    """Return a reason to skip a law if the subject claims nothing about the growth of its memory, otherwise None."""
     return None if subject.claims.memory_exponent is not None else "no memory exponent is claimed"
 
 
 def trains_parameters(subject: Subject, case: Case) -> str | None:
-    """Return a reason not to apply a law if none of the subject's options has trainable parameters."""
+    """Return a reason to skip a law if none of the subject's options has trainable parameters, otherwise None."""
     takes = subject.offers.intersection({"score", "relative", "sink_logit"})
     return None if takes else "none of its options has parameters"

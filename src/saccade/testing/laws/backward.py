@@ -29,15 +29,15 @@ def gradients(
     bias: bool = False,
     parameters: bool = False,
 ) -> Gradients:
-    """Compute the gradients of a randomly weighted sum of the subject's outputs, by the name of the input.
+    """Return the gradients of a randomly weighted sum of the subject's outputs, by the name of the input.
 
     Args:
         subject: the function under test.
         problem: the inputs of the function.
         rows: the rows of the output to include, bool ``[batch, heads, q_len]``; None means all.
-        through: what to differentiate: the output, or the lse of rows with a visible key.
-        bias: include the bias.
-        parameters: include the parameters of sink, score and relative bias.
+        through: the quantity to differentiate, which is the output or the lse of rows with a visible key.
+        bias: include the gradient of the bias.
+        parameters: include the gradients of the parameters of sink, score and relative bias.
     """
     leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":

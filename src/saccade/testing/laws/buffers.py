@@ -94,25 +94,25 @@ def untouched(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _in_cache(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy ``x`` into a longer NaN tensor, like a cache that is not full. Return the tensor and the view of ``x``."""
+    """Copy ``x`` into a longer NaN tensor, like a partly filled cache; return it and its slice that holds ``x``."""
     larger = x.new_full((x.shape[0], x.shape[1], x.shape[2] + 71, x.shape[3]), torch.nan)
     return larger, larger[:, :, : x.shape[2]].copy_(x)
 
 
 def _in_wide_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy ``x`` into a NaN tensor with longer rows, at an offset. Return the tensor and the view of ``x``."""
+    """Copy ``x`` into a NaN tensor with longer rows, at an offset; return it and its slice that holds ``x``."""
     larger = x.new_full((*x.shape[:3], x.shape[3] + 24), torch.nan)
     return larger, larger[..., 8 : 8 + x.shape[3]].copy_(x)
 
 
 def _every_other_item(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy ``x`` to the odd items of a NaN tensor with twice the batch size. Return the tensor and these items."""
+    """Copy ``x`` to the odd items of a NaN tensor with twice the batch size; return it and these items."""
     larger = x.new_full((2 * x.shape[0], *x.shape[1:]), torch.nan)
     return larger, larger[1::2].copy_(x)
 
 
 def _tokens_first(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy ``x`` into a larger NaN tensor ``[batch, len, heads, width]``. Return the tensor and the view of ``x``."""
+    """Copy ``x`` into a larger NaN tensor ``[batch, len, heads, width]``; return it and its slice that holds ``x``."""
     batch, heads, length, width = x.shape
     larger = x.new_full((batch, length + 5, heads + 2, width), torch.nan)
     return larger, larger[:, 3 : 3 + length, 1 : 1 + heads].transpose(1, 2).copy_(x)
@@ -128,9 +128,10 @@ _BUFFERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 
 @contextmanager
 def _memory_of_nan(problem: Problem) -> Iterator[None]:
-    """Fill new tensors with NaN within the block.
+    """Context manager that makes newly allocated memory contain NaN.
 
-    For memory that torch does not fill, first fill tensors of the problem's shapes with NaN, and free them.
+    Torch fills the tensors that it allocates. For other allocations, which often reuse memory, tensors of the problem's
+    shapes are first filled with NaN and freed.
     """
     filled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # torch replaces this module by an object with properties

@@ -150,7 +150,7 @@ def _copied(problem: Problem) -> Problem:
 
 
 def _twins(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield variants of the problem with two inner rows of one input, or two entries of an inner row, swapped.
+    """For each input, yield its name and problems in which two of its inner rows, or two entries, are swapped.
 
     The shapes, sums, norms, and first and last entries stay the same.
     """
@@ -168,7 +168,7 @@ def _swap_rows(x: Tensor) -> Tensor:
 
 
 def _swap_entries(x: Tensor) -> Tensor:
-    """Swap the smallest and the largest entry of the middle row."""
+    """Swap the smallest and the largest entry of the middle row of each head."""
     other, middle = x.clone(), x.shape[2] // 2
     row = x[:, :, middle]
     ends = torch.stack([row.argmin(-1, keepdim=True), row.argmax(-1, keepdim=True)])

@@ -40,7 +40,7 @@ class _Trial:
         return results
 
     def is_right(self, results: tuple[Any, ...], dtype: torch.dtype) -> bool:
-        """Return whether results of `run` and their gradients are those of the definition.
+        """Return whether the results of `run` and their gradients agree with the definition.
 
         Dropout is random, so a result with dropout never counts as right.
         """
@@ -77,7 +77,7 @@ class _Trial:
 
 
 def declines_something(subject: Subject, case: Case) -> str | None:
-    """Return a reason not to apply a law about declared options if the subject declines nothing."""
+    """Return a reason to skip laws about declined options if the subject supports every option, otherwise None."""
     trials = _trials(subject, case, torch.float32)
     return (
         None
@@ -87,7 +87,7 @@ def declines_something(subject: Subject, case: Case) -> str | None:
 
 
 def declares_options(subject: Subject, case: Case) -> str | None:
-    """Return a reason not to apply a law about declared options if the subject does not declare what it accepts."""
+    """Return a reason to skip laws about declared options if the subject declares none, otherwise None."""
     return None if subject.declares_options else "the accepted options are not declared"
 
 
@@ -146,9 +146,9 @@ def _expect_refusal(
     reasons: tuple[str, ...] | None,
     dtype: torch.dtype,
 ) -> None:
-    """Raise `LawBroken` unless a trial raises an error. ``reasons`` are those it must have; None means any error.
+    """Raise `LawBroken` unless a trial raises an error with these ``reasons``; None allows any error.
 
-    Without ``reasons``, a right result is accepted too: one key head, for example, broadcasts to all query heads.
+    If ``reasons`` is None, a correct result is allowed too; one key head, for example, broadcasts to all query heads.
     """
     try:
         results = trial.run(subject, function)
@@ -181,7 +181,7 @@ def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
 
 
 def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial]:
-    """Yield the trials of a case with no option, each option and all options, both with and without gradients."""
+    """Yield trials of a case with no option, with each single option and with all, both with and without gradients."""
     problem = case.problem(dtype, subject.device)
     forms: list[tuple[str, Problem, tuple[str, ...]]] = [("", problem, ("gqa",) if problem.repeats > 1 else ())]
     if problem.repeats > 1 and "gqa" not in subject.offers:

@@ -52,18 +52,18 @@ def near(
     more: float = 0.0,
     slack: float = 0.0,
 ) -> None:
-    """Raise `LawBroken` unless the norms of the error, for the whole tensor and each row, are within the tolerance.
+    """Raise `LawBroken` if the norm of the error is above the tolerance, or above four times the tolerance in a row.
 
     The norms are relative to those of the reference; for rows, they are relative to the root mean square of all row
     norms if that is larger. The message states errors in units of rounding, the eps of the dtype.
 
     Args:
-        what: the tensor, for the message.
+        what: the name of the tensor, for the message.
         got: the result.
         want: the reference in float64.
         dtype: the dtype of the inputs.
         quantity: the column of the tolerance table.
-        more: added to the limit, for inputs with large scores.
+        more: a number that is added to the tolerance, for inputs with large scores.
         slack: an absolute difference that is ignored in each entry.
     """
     _same_shape(what, got, want)
@@ -91,7 +91,7 @@ def near(
 
 @contextmanager
 def measuring() -> Iterator[list[float]]:
-    """Collect the errors that `near` measures within the block, in units of the dtype's eps."""
+    """Context manager that collects the errors that `near` measures for whole tensors, in units of the dtype's eps."""
     measured: list[float] = []
     token = _MEASURED.set(measured)
     try:

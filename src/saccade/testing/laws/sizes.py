@@ -1,4 +1,4 @@
-"""Laws at the sizes of real models. They limit the norm of the error of each tensor and of each row."""
+"""Laws at the sizes of real models. For each tensor and each row, they limit the norm of the error."""
 
 import torch
 from torch import Tensor
