@@ -23,8 +23,8 @@ class BlockRead:
         keys, values: cached keys and values, ``[batch, kv_heads, room, width]``. The number of allocated columns,
             ``room``, is a multiple of ``size``.
         chosen: indices of the selected finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        spare: bool with the shape of ``chosen``, True for masked blocks that only pad the table; None if there are
-            none.
+        spare: bool with the shape of ``chosen``, True for entries that only pad ``chosen`` and are masked; None if
+            there are none.
         unfinished: the columns of the unfinished block; may be empty.
         size: number of columns in a block.
     """
@@ -90,7 +90,7 @@ class BlockRead:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Return which columns belong to masked blocks that only pad the table, bool ``[rows, columns]``, or None."""
+        """Return which columns only pad the selection and are masked, bool ``[rows, columns]``, or None for none."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)

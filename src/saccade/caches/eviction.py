@@ -83,7 +83,8 @@ class EvictingCache(LayerCache):
 
     Raises:
         ValueError: a size is out of range, positions do not increase, or the batch size changes.
-        UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are not distributions.
+        UnsupportedError: a crop that is not possible, or, with voting queries, a matrix whose rows are not
+            distributions.
 
     Cost: memory for ``batch * kv_heads * budget`` keys and values, and 12 bytes for each key (16 in float64). If
     ``voting_queries`` is None, another 132 bytes for each key until a token is evicted. A call computes the weights of
@@ -132,7 +133,7 @@ class EvictingCache(LayerCache):
 
     @property
     def kv_positions(self) -> Tensor | None:
-        """Positions of the stored tokens, int64 ``[batch, kv_heads, columns]``, -1 for padding; None when empty."""
+        """Positions of the stored tokens, int64 ``[batch, kv_heads, columns]``, -1 for padding; None if empty."""
         return self._state.get("table")
 
     def advance(self, call: Call) -> Tensor:
@@ -255,7 +256,7 @@ def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
 
 
 def _padding_first(table: Tensor) -> Tensor:
-    """Return the column order that moves padding before all tokens and leaves tokens in order."""
+    """Return the column order that moves padding to the front and keeps the tokens in order."""
     return (table >= 0).to(torch.uint8).sort(dim=-1, stable=True).indices
 
 
