@@ -55,7 +55,7 @@ class RoundedCache(LayerCache):
 
     @abstractmethod
     def _store(self, name: str, like: Tensor) -> Store:
-        """Return the store of the keys or values. Before the first call, return an empty one for tensors like ``like``."""
+        """Return the store of keys or values. Before the first call, it is an empty store for tensors like ``like``."""
 
     def advance(self, call: Call) -> Tensor:
         new = {"key": call.key, "value": call.value}

@@ -1,4 +1,4 @@
-"""The contenders of compare(): the tensors of a call, exact attention under a mask, and torch's attention."""
+"""The inputs of compare(), and two of the contenders: exact attention under a mask, and torch's attention."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 class Masked(Softmax):
-    """Exact attention under an additional mask. It represents this mask in a comparison."""
+    """Exact attention under an additional mask, which stands for this mask in a comparison."""
 
     def __init__(self, rule: Mask):
         super().__init__()

@@ -40,7 +40,7 @@ def is_surely_finite(x: Tensor) -> bool:
 
 
 def nonfinite_tokens(x: Tensor) -> Tensor | None:
-    """Return which tokens are not finite, bool ``[batch, heads, len]``, or None if all are known to be finite."""
+    """Return which tokens contain NaN or inf, bool ``[batch, heads, len]``, or None if all are known to be finite."""
     return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
