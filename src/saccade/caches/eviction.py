@@ -366,7 +366,7 @@ def _sum_by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def _add_rows(before: Mapping[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
-    """Return the last 32 voting queries' weights separately, and the sum of all earlier queries' weights.
+    """Return the weights of the last 32 voting queries, one row each, and the summed weights of all earlier queries.
 
     Args:
         before: the cache's state. It contains the previous result if weights are already stored separately.

@@ -39,7 +39,7 @@ class Case(NamedTuple):
         return Case(self.query[:, :, q], self.key[:, :, kv], self.value[:, :, kv], self.mask)
 
     def run(self, contender: Mechanism | TorchSDPA) -> Tensor:
-        """Return the output of a mechanism or of torch's attention."""
+        """Return the output of a mechanism, or of torch's attention, for the tensors of the case."""
         if isinstance(contender, TorchSDPA):
             return contender(self)
         return contender(self.query, self.key, mask=self.mask) @ self.value

@@ -45,7 +45,7 @@ def nonfinite_tokens(x: Tensor) -> Tensor | None:
 
 
 def marks_or_none(marks: Tensor) -> Tensor | None:
-    """Return bool ``marks``, or None if none is True. Unreadable marks are returned unchanged, except in a dry run."""
+    """Return bool ``marks``, or None if all are False. Unreadable marks are returned unchanged, except in a dry run."""
     return None if (not bool(marks.any()) if is_readable(marks) else is_dry_run()) else marks
 
 

@@ -264,7 +264,7 @@ def check_sources(layers: nn.ModuleList) -> None:
 
 
 def shared_options(layers: nn.ModuleList, mixes: Tensor | None) -> list[dict[str, SharedKeys]]:
-    """Return the keyword arguments for each layer with which layers share keys and values within one call.
+    """Return keyword arguments, one dictionary per layer, that let layers share keys and values within one call.
 
     Args:
         layers: the layers of a stack.

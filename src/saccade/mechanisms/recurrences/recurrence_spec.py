@@ -45,7 +45,7 @@ class Rule(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """Tensors of the recurrence, without the additional ones."""
+        """The tensors that all recurrences have: query, key, decay, beta, segments and recall."""
         return self[:6]
 
     def of(self, lines: slice | list[int], tokens: slice) -> Rule:
