@@ -24,8 +24,8 @@ class BlockRead:
         keys, values: cached keys and values, ``[batch, kv_heads, room, width]``. The number of allocated columns,
             ``room``, is a multiple of ``size``.
         chosen: indices of the selected finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        spare: bool with the shape of ``chosen``, True for masked blocks that only pad the table; None if there are
-            none.
+        spare: bool with the shape of ``chosen``, True for entries that only pad ``chosen`` and are masked; None if
+            there are none.
         unfinished: the columns of the unfinished block; may be empty.
         size: number of columns in a block.
     """
@@ -69,7 +69,7 @@ class BlockRead:
         return self.chosen.shape[0] * self.chosen.shape[1] * self.count * self.column_bytes
 
     def portions(self) -> list[slice]:
-        """Return slices of the (item, head) rows, each small enough for its selected keys to fit into reused memory."""
+        """Return slices of the (item, head) rows, each small enough for its selected keys to fit into one buffer."""
         row_bytes = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
         step = max(1, _AT_ONCE // max(1, row_bytes))
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
@@ -91,14 +91,14 @@ class BlockRead:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Return which columns belong to masked blocks that only pad the table, bool ``[rows, columns]``, or None."""
+        """Return which columns only pad the selection and are masked, bool ``[rows, columns]``; None if none do."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)
         return F.pad(spare, (0, self._stop - self._start), value=False)
 
     def _gathered(self, name: str, table: Tensor, rows: slice) -> Tensor:
-        """Gather the selected blocks of one tensor into reused memory."""
+        """Gather the selected blocks of one tensor into a reused buffer."""
         index = self._index[rows]
         shape = (index.numel(), table.shape[1])
         # An autograd graph stores its inputs, so the memory is not reused if there is one. Fake tensors have no memory.

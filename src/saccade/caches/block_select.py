@@ -258,7 +258,8 @@ class BlockSelectCache(KVCache):
     def _select(self, ranking: Tensor, visible: VisibleColumns) -> tuple[Tensor, Tensor | None]:
         """Return the blocks that a step reads in addition to the unfinished one, int64 ``[batch, kv_heads, blocks]``.
 
-        The second result is a bool tensor of the same shape that marks masked blocks that only pad the table, or None.
+        The second result, bool of the same shape, marks entries to ignore: they pad items that read fewer blocks than
+        others. It is None if there are no such entries.
         """
         blocks, size = ranking.shape[2], self.block_size
         order = ranking.clone()
@@ -337,7 +338,7 @@ class _BlockSparseMechanism(nn.Module):
         self.mechanism, self.call, self._select, self._size = call.mechanism, call, select, size
 
     def forward(self, query: Tensor, key: Tensor, **options: Any) -> Matrix:
-        """Return the attention matrix of the selected key blocks."""
+        """Return the attention matrix of the call, restricted to the selected key blocks."""
         matrix: Any = self.mechanism(query, key, **options)
         check_softmax(matrix, self.call)
         with torch.no_grad():
@@ -357,7 +358,10 @@ def _check_sparse_prompt(call: Call) -> None:
 
 
 def log_shares(scores: Tensor) -> Tensor:
-    """Return the log softmax of block scores. A NaN ranks highest, so that the output is NaN as in full attention."""
+    """Return the log softmax of block scores, or inf for a NaN score.
+
+    A block with a NaN score is therefore always selected, and the output is NaN, as in full attention.
+    """
     shares = scores.log_softmax(-1)
     if is_finite(shares):
         return shares

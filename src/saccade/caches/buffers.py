@@ -1,4 +1,4 @@
-"""Allocate cache buffers (on huge pages where available), reuse them, and copy those that cannot be written to."""
+"""Allocate cache buffers (on huge pages where available), reuse them, and copy buffers that are not writable."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def usable(x: Tensor) -> Tensor:
-    """Return a cache buffer itself, or a copy if it is an inference tensor and inference mode has ended.
+    """Return a cache buffer, or a copy of it if it is an inference tensor and inference mode has ended.
 
     Outside of inference mode, an inference tensor cannot be written to or take part in an autograd graph. Call this
     function before using a tensor that was stored by an earlier call. It costs nothing unless it has to copy.

@@ -251,7 +251,7 @@ class LayerCache(ArgumentHints):
         Region.current().check_continues(self._region)
 
     def _make_writable(self, key: Tensor, value: Tensor) -> None:
-        """Copy the state tensors to which new keys and values of `vmap` or another transform cannot be written."""
+        """Copy state tensors that cannot hold the new keys and values under `vmap` or another transform."""
         for name, x in self._state.items():
             like = value if name.startswith("value") else key
             if not can_hold(x, like):

@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """Whether the mechanism declares that its matrix depends only on dot products and the mask in every head."""
+        """Whether the mechanism declares that the matrix of every head depends only on dot products and the mask."""
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property
@@ -171,7 +171,7 @@ class Region(NamedTuple):
     Args:
         graph_task: id of the backward pass; -1 outside of backward passes.
         hook: id of the checkpoint's hook; 0 outside of checkpoints.
-        vmaps: number of enclosing functions that ``vmap`` maps.
+        vmaps: number of enclosing ``vmap`` calls.
     """
 
     graph_task: int = -1
@@ -180,7 +180,7 @@ class Region(NamedTuple):
 
     @classmethod
     def current(cls) -> Region:
-        """Return the innermost checkpointed region that is currently running."""
+        """Return the region of gradient checkpointing and `vmap` in which the current call runs."""
         if is_tracing():
             return OUTSIDE
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -213,7 +213,7 @@ OUTSIDE = Region()
 
 
 def check_readable(*tensors: Tensor) -> None:
-    """Raise an error if `vmap` hides the values of tensors by which a cache decides what to store."""
+    """Raise an error if `vmap` hides values that a cache must read to decide which tokens to store."""
     if is_transformed() and any(map(is_mapped, tensors)):
         raise hidden_by_vmap("queries, keys and values")
 

@@ -1,4 +1,4 @@
-"""CompressiveCache: a fixed-size sum over all finished segments, and the tokens of the open segment."""
+"""CompressiveCache: stores a fixed-size sum over all finished segments, and the tokens of the open segment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output, the updated memory, which of its heads contain NaN or inf, and which tokens to store."""
+        """Return the output, the updated memory, which heads of it contain NaN or inf, and which tokens to store."""
         ...
 
 

@@ -82,7 +82,8 @@ class EvictingCache(LayerCache):
 
     Raises:
         ValueError: a size is out of range, positions do not increase, or the batch size changes.
-        UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are not distributions.
+        UnsupportedError: a crop that is not possible, or, with voting queries, a matrix whose rows are not
+            distributions.
 
     Cost: memory for ``batch * kv_heads * budget`` keys and values, and 12 bytes for each key (16 in float64). If
     ``voting_queries`` is None, another 132 bytes for each key until a token is evicted. A call computes the weights of
@@ -131,7 +132,7 @@ class EvictingCache(LayerCache):
 
     @property
     def kv_positions(self) -> Tensor | None:
-        """Positions of the stored tokens, int64 ``[batch, kv_heads, columns]``, -1 for padding; None when empty."""
+        """Positions of the stored tokens, int64 ``[batch, kv_heads, columns]``, -1 for padding; None if empty."""
         return self._state.get("table")
 
     def advance(self, call: Call) -> Tensor:
@@ -254,7 +255,7 @@ def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
 
 
 def _padding_first(table: Tensor) -> Tensor:
-    """Return the column order that moves padding before all tokens and leaves tokens in order."""
+    """Return the column order that moves padding to the front and keeps the tokens in order."""
     return (table >= 0).to(torch.uint8).sort(dim=-1, stable=True).indices
 
 
@@ -364,7 +365,7 @@ def _sum_by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def _add_rows(before: Mapping[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
-    """Return the last 32 voting queries' weights separately, and the sum of all earlier queries' weights.
+    """Return the weights of the last 32 voting queries, one row each, and the summed weights of all earlier queries.
 
     Args:
         before: the cache's state. It contains the previous result if weights are already stored separately.

@@ -16,7 +16,7 @@ from saccade.support.torch_modes import has_values
 
 
 class IndexedCache(KVCache):
-    """A cache of all keys and values and of a scorer's index keys. With it, `TopK` equals the full run.
+    """A cache of all keys, values and index keys of a scorer. With this cache, `TopK` gives the result of the full run.
 
     The mechanism passed to each call contains the index keys of the new tokens: ``TopK(LightningIndexer(q, k, w), …)``.
     The cache replaces them by the index keys of all tokens so far.

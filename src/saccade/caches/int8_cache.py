@@ -62,7 +62,7 @@ class Rounded(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return a slice of key heads' stored columns as floats, followed by new ones, ``[rows, columns, width]``."""
+        """Return the stored columns of a slice of key heads as floats, then new columns, ``[rows, columns, width]``."""
         codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self[:4])
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]

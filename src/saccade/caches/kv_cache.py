@@ -112,7 +112,7 @@ class KVCache(LayerCache):
         return out
 
     def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
-        """Return how many of the ``stored`` bytes of keys and values a call reads under a mask that hides some."""
+        """Return how many of all ``stored`` bytes of keys and values a call reads under its mask."""
         batch, _, _, kv_len = matrix.shape
         tiles = matrix.inputs.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}

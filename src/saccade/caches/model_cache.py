@@ -21,7 +21,7 @@ class Cache:
         layers: `LayerCache` or `Cache` objects.
 
     Raises:
-        TypeError: an object that is neither.
+        TypeError: an object that is neither a `LayerCache` nor a `Cache`.
         ValueError: no layers, or the same object twice.
 
     Example:

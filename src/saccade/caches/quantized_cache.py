@@ -67,7 +67,7 @@ class Packed(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return a slice of key heads' stored columns as floats, followed by new ones, ``[rows, columns, width]``."""
+        """Return the stored columns of a slice of key heads as floats, then new columns, ``[rows, columns, width]``."""
         packed, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self[:4])
         codes = _unpacked(packed, self.bits).to(steps.dtype) - ((1 << self.bits) - 1) / 2
         if self.by_channel:

@@ -1,4 +1,4 @@
-"""RecurrentCache: the running sum over all keys and values in linear attention or a recurrence."""
+"""RecurrentCache: stores the running sums of linear attention or the state of a recurrence."""
 
 from __future__ import annotations
 

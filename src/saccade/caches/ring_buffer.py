@@ -136,7 +136,7 @@ class RingCache(LayerCache):
         return self._combined_mask(call.mask), q_table, table
 
     def _visible_slots(self, x: Tensor, position: int) -> Tensor:
-        """Return the slots that are visible to a query at position ``position``, if positions are 0, 1, 2, …"""
+        """Return the slots of ``x`` that a query at ``position`` sees, if all positions so far are 0, 1, 2, …"""
         return x[:, :, : min(position + 1, self._slots)]
 
     def _combined_mask(self, rule: Mask | None) -> Mask:
@@ -185,8 +185,8 @@ class RingCache(LayerCache):
     def _slots_to_write(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
         """Return the batch items, columns and slots of the new tokens to store, restricted to positions below ``stop``.
 
-        Return None if there is only one new token and its position is not below ``stop``, or if the positions have no
-        values.
+        Return None if there is only one new token and its position is not below ``stop``, or if the positions
+        are fake tensors without values.
         """
         if run is not None and len(run) == 1:
             position, sinks = run[0], self._first_slots

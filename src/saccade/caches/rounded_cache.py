@@ -30,7 +30,7 @@ class Store(Protocol):
         ...
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return a slice of key heads' stored columns as floats, followed by new ones, ``[rows, columns, width]``."""
+        """Return the stored columns of a slice of key heads as floats, then new columns, ``[rows, columns, width]``."""
         ...
 
 
@@ -55,7 +55,7 @@ class RoundedCache(LayerCache):
 
     @abstractmethod
     def _store(self, name: str, like: Tensor) -> Store:
-        """Return the store of keys or values. Before the first call, it is empty and fits tensors like ``like``."""
+        """Return the store of keys or values. Before the first call, it is an empty store for tensors like ``like``."""
 
     def advance(self, call: Call) -> Tensor:
         new = {"key": call.key, "value": call.value}

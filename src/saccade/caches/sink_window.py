@@ -124,7 +124,7 @@ class SinkWindowCache(RingCache):
         return leaves | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else leaves
 
     def _rotate_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate the sinks to just before the window. Return the query and slot positions inside the cache."""
+        """Rotate the sinks to just before the window. Return the positions of the query and slots in the cache."""
         shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; 0 for an item whose new token is padding
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)

@@ -1,4 +1,4 @@
-"""The size and error of caches, such as those that round keys and values, for compare()."""
+"""Measurements of the size and error of caches, for compare()."""
 
 from __future__ import annotations
 

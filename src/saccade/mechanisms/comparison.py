@@ -257,7 +257,10 @@ def _lengths(lengths: Sequence[int] | None, case: Case, rule: Mask) -> list[int]
 
 
 def _timed(mechanisms: Sequence[Mechanism | TorchSDPA], case: Case, lengths: Sequence[int]) -> list[dict[int, float]]:
-    """Time all mechanisms, exact attention first, and return seconds by length, with NaN at unsupported lengths."""
+    """Return the seconds that each mechanism takes, by length, with NaN at unsupported lengths.
+
+    The first mechanism must be exact attention. Lengths above ``kv_len`` are skipped once it takes too long.
+    """
     kv_len = case.key.shape[2]
     results: list[dict[int, float]] = [{} for _ in mechanisms]
     is_of_batch = [isinstance(one, Masked) and one.rule.is_fact_of_batch for one in mechanisms]

@@ -1,4 +1,4 @@
-"""The contenders of compare(): the tensors of a call, exact attention under a mask, and torch's attention."""
+"""The inputs of compare(), and two of the contenders: exact attention under a mask, and torch's attention."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Case(NamedTuple):
         return Case(self.query[:, :, q], self.key[:, :, kv], self.value[:, :, kv], self.mask)
 
     def run(self, contender: Mechanism | TorchSDPA) -> Tensor:
-        """Return the output of a mechanism or of torch's attention."""
+        """Return the output of a mechanism, or of torch's attention, for the tensors of the case."""
         if isinstance(contender, TorchSDPA):
             return contender(self)
         return contender(self.query, self.key, mask=self.mask) @ self.value
 
 
 class Masked(Softmax):
-    """Exact attention under an additional mask. It represents this mask in a comparison."""
+    """Exact attention under an additional mask, which stands for this mask in a comparison."""
 
     def __init__(self, rule: Mask):
         super().__init__()

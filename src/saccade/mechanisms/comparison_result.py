@@ -31,8 +31,8 @@ class Compared(NamedTuple):
         timed_to: the longest timed length, in keys.
         reasons: why the mechanism cannot run on these inputs; the numbers are then NaN.
         quality: the result of the ``quality`` function passed to `saccade.compare`; NaN if none was passed.
-        hides_nothing: whether the row stands for a mask that hides none of the pairs on these inputs, so that it says
-            nothing about longer ones.
+        hides_nothing: whether the row stands for a mask that hides none of the pairs on these inputs, so that its
+            error says nothing about longer inputs.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Comparison:
 
     @property
     def _of_caches(self) -> list[str]:
-        """The lines of the table of caches, with their errors and sizes."""
+        """Printed lines of the table of caches, with their errors and sizes."""
         if not self.caches:
             return []
         lines = [list(map(translated, ("", "error", "worst error", "size", "of KVCache")))]

@@ -1,4 +1,4 @@
-"""CompressiveMemory (Infini-attention): softmax within a segment, and a compressive memory of all earlier segments."""
+"""CompressiveMemory (Infini-attention): softmax attention within a segment, and a memory of earlier segments."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class DeltaProduct(Recurrence):
 
     The state transition of a token is a product of n Householder matrices. With :math:`\beta = 2`, it can permute the
     contents of the state, and with two steps also rotate them. A single step is `Delta`. Without a decay, this is
-    DeltaProduct; with a decay, Gated DeltaProduct. Keys should have length 1, and :math:`0 \le \beta \le 2`.
+    DeltaProduct; with a decay, Gated DeltaProduct. Keys should have norm 1, and :math:`0 \le \beta \le 2`.
 
     Rows and columns of the matrix are tokens. For each step of each head, the matrix has a separate head, which weights
     the values of that step. The output is the sum over the steps. ``A.total(value)`` computes it in one pass, as caches
@@ -76,7 +76,7 @@ class DeltaProduct(Recurrence):
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, kv_heads, kv_len, num_steps * head_dim]``, the keys of all steps side by side.
             decay: log decay of the state before the first step of each token, at most 0: ``[batch, kv_heads, kv_len]``,
-                or with ``[..., head_dim]`` one for each channel. None for no decay.
+                or ``[batch, kv_heads, kv_len, head_dim]`` for one per channel. None for no decay.
             beta: strength with which each step is written, ``[batch, kv_heads, kv_len, num_steps]``; None for 1.
             mask, q_positions, kv_positions: as in `GatedLinear`.
 

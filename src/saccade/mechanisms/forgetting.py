@@ -43,8 +43,8 @@ class Forgetting(Approximate):
 
     Raises:
         ValueError: in a call, a query or key of another width.
-        UnsupportedError: a mask other than Causal, Window, Documents of these, and masks that only hide keys (Padding);
-            keys out of order; another bias.
+        UnsupportedError: a mask other than Causal, Window, Documents with one of these inside, and masks that only hide
+            keys (Padding); keys out of order; a second bias.
 
     Cost: that of `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless the
     log decays between the first and the last key add up to more than 128, where float32 sums would be too imprecise.
@@ -152,7 +152,9 @@ def with_gates(key: Tensor, gates: Tensor) -> Tensor:
 
 
 def check_widths(query: Tensor, key: Tensor, head_dim: int, width: int, *, hint: str, needs_gates: bool = True) -> None:
-    """Raise an error unless queries have ``head_dim`` channels, or as many as the keys, and keys ``width`` plus gates.
+    """Raise an error unless keys have ``width`` channels plus gates, and queries have ``head_dim`` channels.
+
+    Queries may also have as many channels as the keys.
 
     Args:
         query, key: the arguments of a call.

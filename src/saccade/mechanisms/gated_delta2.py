@@ -18,10 +18,10 @@ class GatedDelta2(Recurrence):
     The write gate w multiplies values, so it is not part of the matrix: compute ``A @ (write * value)``. If all
     channels of both gates are equal, this is `Delta`, with that gate as ``beta``.
 
-    Keys should have length 1, and the erase gate b should be between 0 and 1, or 2. Keys are not normalised here; use
-    ``torch.nn.functional.normalize(key, dim=-1)``. Unlike that of `Delta`, the state may grow even then: where channels
-    of b differ, a token removes along another direction than it reads, and two tokens that take turns can multiply the
-    state by 1.2. A decay limits this.
+    Keys should have norm 1, and the erase gate b should be between 0 and 1 (or 0 and 2). Keys are not normalised here;
+    use ``torch.nn.functional.normalize(key, dim=-1)``. Even then, the state may grow, unlike that of `Delta`: if the
+    channels of b differ, a token reads the state in a different direction from the one that it corrects, and two
+    alternating tokens can multiply the state by 1.2. A decay limits this growth.
 
     Args:
         scale: s; ``head_dim ** -0.5`` when None.
@@ -59,7 +59,7 @@ class GatedDelta2(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """Return the matrix of the rule for the queries, keys and gates of one call.
+        """Return the matrix of the gated delta rule for the queries, keys and gates of one call.
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``.

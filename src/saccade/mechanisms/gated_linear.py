@@ -1,4 +1,4 @@
-"""GatedLinear, Delta and SSD: linear attention with a state that decays or that new tokens correct."""
+"""GatedLinear, Delta and SSD: linear attention whose state decays or is corrected by new tokens."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Delta(GatedRecurrence):
     of each token, Kimi Delta Attention. In the ONNX operator LinearAttention, these are the update rules "delta" and
     "gated_delta".
 
-    Keys should have length 1. The state stays bounded if :math:`\beta_t |k_t|^2 \le 2`; if not, it may grow without
+    Keys should have norm 1. The state stays bounded if :math:`\beta_t |k_t|^2 \le 2`; if not, it may grow without
     bound. Keys are not normalised here; use ``torch.nn.functional.normalize(key, dim=-1)``.
 
     Args:

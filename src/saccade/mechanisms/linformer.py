@@ -1,4 +1,4 @@
-"""Linformer: attention to a fixed number of slots, which are learned weighted sums of keys."""
+"""Linformer: attention to a fixed number of slots, each a weighted sum of all keys with trained weights."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ from saccade.support.validation import check_number, register_tensor
 class MesaMatrix(RecurrenceMatrix):
     """The lazy matrix of `Mesa`: a recurrence whose queries are solutions of linear systems, solved for each product.
 
-    A state is the keys' own state H followed by the state of the values S, ``[head_dim, head_dim + value_dim]``.
+    A state is H followed by S (see `Mesa`), ``[head_dim, head_dim + value_dim]``.
     """
 
     def with_ridge(self, ridge: Tensor) -> MesaMatrix:
-        """Return a copy of the matrix with a new ridge, ``[heads, head_dim]``."""
+        """Return a copy of the matrix with the ridge Λ, ``[heads, head_dim]``."""
         matrix, (lines, length, head_dim) = copy.copy(self), self._rule.key.shape
         rows = ridge.repeat(lines // max(1, len(ridge)), 1)[:, None]
         matrix._rule = self._rule._replace(extras=(rows.expand(-1, length, head_dim),))
@@ -67,8 +67,8 @@ class Mesa(GatedRecurrence):
         ridge: Λ, above 0: a number, or a tensor ``[heads | 1, head_dim]``; an ``nn.Parameter`` is trained.
 
     Raises:
-        ValueError: a ridge of at most 0, or so small that a system has no solution in the dtype of the inputs (half
-            precision: float32); a beta below 0, a decay above 0 or for each channel, or wrong shapes.
+        ValueError: a ridge of at most 0, or so small that a system has no solution in the dtype of the inputs (in
+            float32 for half precision); a beta below 0, a decay above 0 or for each channel, or wrong shapes.
         UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
             hide keys (Padding).
 
@@ -119,7 +119,7 @@ class Mesa(GatedRecurrence):
 
 
 def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int | None = None) -> tuple[Rule, Tensor]:
-    """Return the recurrence with the queries ``(H_t + ridge)⁻¹ q_t``, and the keys' own state after the last token.
+    """Return the recurrence with the queries ``(H_t + ridge)⁻¹ q_t``, and H after the last token.
 
     Args:
         rule: the recurrence, with a ridge.
@@ -147,7 +147,10 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
 
 
 def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: bool) -> tuple[Tensor, Tensor]:
-    """Solve each token's linear system in a chunk. Return the solutions, or 0 unless ``is_read``, and the new state."""
+    """Solve the linear systems of the tokens in a chunk. Return the solutions and H after the chunk.
+
+    Unless ``is_read``, only H is computed, and the solutions are 0.
+    """
     query, key, decay, beta, segments = rule[:5]
     (ridge,) = rule.extras
     length = key.shape[1]

@@ -146,7 +146,7 @@ class NativeSparse(Approximate):
         return Sum(*zip(gates.split(1, -1), branches, strict=True))
 
     def _exact(self, inputs: Inputs, mask: Mask) -> AttentionMatrix:
-        """Return exact attention under the mask of the inputs combined with ``mask``."""
+        """Return exact attention under both the mask of the inputs and ``mask``."""
         return AttentionMatrix(
             inputs.query,
             inputs.key,

@@ -1,4 +1,4 @@
-"""PaTH: softmax attention with data-dependent positions, products of one Householder-like matrix per token."""
+"""PaTH: softmax attention in which a product of Householder-like matrices, one per token, encodes positions."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class PaTH(Approximate):
 
     The vectors w and the strengths β are the last channels of the keys, so every cache stores, crops, copies and saves
     them together with the keys, and decoding equals the full run. `with_reflections` creates such keys. The vectors
-    should have length 1, and strengths should be between 0 and 2, so that no product lengthens a key. Nothing is
-    normalised here. Forget gates, as in `Forgetting`, may follow as more channels (PaTH-FoX); their logarithms are
+    should have norm 1, and strengths should be between 0 and 2, so that no product increases the norm of a key. Nothing
+    is normalised here. Forget gates, as in `Forgetting`, may follow as more channels (PaTH-FoX); their logarithms are
     added to the scores.
 
     Args:
@@ -48,8 +48,8 @@ class PaTH(Approximate):
 
     Raises:
         ValueError: in a call, a query or key of another width.
-        UnsupportedError: a mask other than Causal, Window, Documents of these, and masks that only hide keys (Padding);
-            keys out of order; a bias.
+        UnsupportedError: a mask other than Causal, Window, Documents with one of these inside, and masks that only hide
+            keys (Padding); keys out of order; a bias.
 
     Cost: O(q_len * kv_len * head_dim) time, even for pairs that the mask hides: at 4,096 tokens, about seven times that
     of ``Softmax(impl="tiled")``, which skips them. Memory is linear in the length, also in the backward pass, which

@@ -40,12 +40,12 @@ def is_surely_finite(x: Tensor) -> bool:
 
 
 def nonfinite_tokens(x: Tensor) -> Tensor | None:
-    """Return which tokens are not finite, bool ``[batch, heads, len]``, or None if all are known to be finite."""
+    """Return which tokens contain NaN or inf, bool ``[batch, heads, len]``, or None if all are known to be finite."""
     return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
 def marks_or_none(marks: Tensor) -> Tensor | None:
-    """Return bool ``marks``, or None if none is True. Unreadable marks are returned unchanged, except in a dry run."""
+    """Return bool ``marks``, or None if all are False. Unreadable marks are returned unchanged, except in a dry run."""
     return None if (not bool(marks.any()) if is_readable(marks) else is_dry_run()) else marks
 
 

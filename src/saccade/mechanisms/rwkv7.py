@@ -33,7 +33,7 @@ class RWKV7(Recurrence):
     terms r·k that RWKV adds to the output are not part of the matrix. Each token takes two substeps of one recurrence:
     one that removes and one that decays and writes.
 
-    The removal keys should have length 1, and rates should be at most 1. Otherwise, the state may grow without bound.
+    The removal keys should have norm 1, and rates should be at most 1. Otherwise, the state may grow without bound.
     Nothing is normalised here; use ``torch.nn.functional.normalize(removal, dim=-1)``.
 
     Args:
@@ -80,7 +80,8 @@ class RWKV7(Recurrence):
         Args:
             query: the receptance, ``[batch, heads, q_len, head_dim]``.
             key: the replacement keys, ``[batch, kv_heads, kv_len, head_dim]``.
-            decay: g, from -30 to 0, ``[batch, kv_heads, kv_len]`` or with ``[..., head_dim]``; None for 0.
+            decay: g, from -30 to 0, ``[batch, kv_heads, kv_len]``, or ``[batch, kv_heads, kv_len, head_dim]`` for one
+                per channel; None for 0.
             removal: κ, in the shape of ``key``; the keys themselves when None.
             rate: a, in the shape of ``key``; 1 when None.
             mask, q_positions, kv_positions: as in `GatedLinear`.

@@ -202,7 +202,7 @@ class EarlierSegments(LinearTimeMatrix):
         return value.masked_fill(nonfinite[..., None], 0.0), self._bad_keys(bad)
 
     def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
-        """Return which non-finite keys are not masked, bool ``[batch, kv_heads, kv_len]``; None if ``bad`` is None."""
+        """Return which ``bad`` keys are not masked, bool ``[batch, kv_heads, kv_len]``; None if ``bad`` is None."""
         return None if bad is None else bad & self._visible[:, None]
 
     @property

@@ -134,7 +134,7 @@ class ConvolutionMatrix(LinearTimeMatrix):
         return lines[:, :, start:].unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _shifted(self, value: Tensor, distance: int) -> Tensor | None:
-        """Return the value at ``distance`` before each query, 0 if there is none; None if tokens are not in order."""
+        """Return the value ``distance`` tokens before each query, or 0; None if tokens are not in order."""
         if self._offset is None:
             return None
         start, (_, _, q_len, kv_len) = self._offset - distance, self.shape
@@ -166,7 +166,10 @@ class ConvolutionMatrix(LinearTimeMatrix):
             yield Block(items, heads, span, (range(self.shape[3]),), whole)
 
     def _at(self, distance: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return the column at ``distance`` before each query, ``[batch, 1, q_len, width]``, and whether it is read."""
+        """Return the index of the key ``distance`` positions before each query, and whether the query reads it.
+
+        The indices are ``[batch, 1, q_len, width]``.
+        """
         batch, _, q_len, _ = self.shape
         columns, is_read = (x[:, None, :, distance, None] for x in (self._columns, self._is_read))
         return columns.expand(batch, 1, q_len, width), is_read

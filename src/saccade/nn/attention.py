@@ -156,8 +156,8 @@ class MultiHeadAttention(AttentionLayer):
                 only new tokens, which attend to all tokens so far; their positions continue those in the cache unless
                 ``positions`` is passed. With a `saccade.caches.CrossCache`, the context is projected only once. A
                 layer with a short convolution takes the two caches that `new_cache` returns.
-            shared: where to store the keys and values of this call for later layers, or to read those of an earlier
-                one; see `SharedKeyAttention` and `DecoderStack`.
+            shared: an object that stores the keys and values of this call for later layers, or mixes in the values of
+                the first layer; see `SharedKeyAttention` and `DecoderStack`.
 
         Returns:
             ``[batch, q_len, embed_dim]``.

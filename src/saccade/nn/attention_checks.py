@@ -53,7 +53,7 @@ def check_inputs(
     context_dim: int,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raise an error unless query, key and value have the attention layer's widths and dtype (any if None)."""
+    """Raise an error unless query, key and value have the attention layer's widths and dtype (any dtype if None)."""
     tensors = {"query": (query, embed_dim)}
     if key is not query or value is not query or context_dim != embed_dim:
         tensors |= {"key": (key, context_dim), "value": (value, context_dim)}
@@ -82,7 +82,10 @@ def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, go
 def checked_rotary_positions(
     rotary_positions: GivenPositions, rotary: nn.Module | None, is_self: bool, cache: LayerCache | None
 ) -> range | Tensor | None:
-    """Return the positions for an attention layer's rotation, or None. Check that the layer and cache can use them."""
+    """Check positions for the rotation only and return them, or None if there are none.
+
+    Raise an error if the attention layer or its cache cannot use such positions.
+    """
     if rotary_positions is None:
         return None
     if rotary is None:
@@ -129,7 +132,7 @@ def check_with_cache(
     *,
     positions_unknown: bool,
 ) -> None:
-    """Raise an error unless a call with a cache passes exactly the inputs that the cache does not contain yet."""
+    """Raise an error unless a call with a cache passes the inputs that the cache still needs, and no others."""
     if not isinstance(cache, LayerCache):
         hint = "for instance saccade.caches.KVCache(); a Cache of a whole model contains one for each layer"
         check_type("cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
@@ -191,7 +194,7 @@ def checked_bias(bias: object) -> Bias:
 def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
     """Return the positions of new tokens. Raise an error if the attention mask lets tokens attend to later keys.
 
-    With such a mask, decoding with a cache would give another output than a single pass over the full sequence.
+    With such a mask, decoding with a cache would give a different output from one pass over the full sequence.
     """
     if positions is None:
         return None

@@ -27,7 +27,7 @@ class Heads(NamedTuple):
 
 
 class CallPositions(NamedTuple):
-    """The positions passed to an attention call: those of queries, those of keys, and those for the rotation only."""
+    """The positions passed to an attention call: of queries, of keys, and for the rotation only."""
 
     positions: GivenPositions = None
     kv_positions: GivenPositions = None

@@ -28,7 +28,7 @@ class Layer(nn.Module):
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
     def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer when ``torch.jit.trace`` traces it.
+        """Run the layer while ``torch.jit.trace`` traces it.
 
         Raises:
             UnsupportedError: more positional arguments than the layer accepts, because the TorchScript-based ONNX

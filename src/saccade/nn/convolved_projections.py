@@ -60,7 +60,10 @@ class ConvolvedProjections(Layer):
 
 
 def batch_parts(mask: Mask | None) -> Mask | None:
-    """Select the parts of a mask that describe the batch: padding, and documents without their inner mask."""
+    """Return the parts of a mask that describe the batch: padding, and documents without their inner mask.
+
+    The result is None if there are no such parts.
+    """
     if mask is None:
         return None
     parts = mask.parts if isinstance(mask, And) else (mask,)
@@ -87,7 +90,10 @@ def split_cache(cache: LayerCache | Cache | None) -> tuple[LayerCache | None, La
 
 @contextmanager
 def restored_on_error(cache: LayerCache | None) -> Iterator[None]:
-    """Restore the cache if the ``with`` block raises an exception, so that a failed call does not change the cache."""
+    """Context manager that restores the cache if the ``with`` block raises an exception.
+
+    A failed call therefore does not change the cache.
+    """
     snapshot = None if cache is None else cache.fork()
     try:
         yield

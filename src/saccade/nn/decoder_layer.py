@@ -104,7 +104,7 @@ class DecoderLayer(ResidualLayer):
         cache: LayerCache | Cache | None = None,
         shared: SharedKeys | None = None,
     ) -> Tensor:
-        """Return the decoder layer's output.
+        """Apply self-attention, cross-attention if the layer has it, and the feed-forward network.
 
         Args:
             x: ``[batch, len, embed_dim]``; with a cache, only the new tokens.
@@ -157,7 +157,7 @@ class DecoderLayer(ResidualLayer):
     def _add_normed(
         self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module, part_norm: nn.Module | None
     ) -> Tensor:
-        """Apply one residual branch with a norm after the part, and with ``norm`` before it if there are two norms."""
+        """Return ``x + dropout(norm(part(x)))``, or ``x + dropout(part_norm(part(norm(x))))`` with a ``part_norm``."""
         change = norm(part(x)) if part_norm is None else part_norm(part(norm(x)))
         return x + self._dropped(change)
 

@@ -1,4 +1,4 @@
-"""EncoderLayer: self-attention and a feed-forward network; and `ResidualLayer`, the base class of all such layers."""
+"""EncoderLayer (self-attention and a feed-forward network), and the base class of encoder and decoder layers."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class EncoderLayer(ResidualLayer):
         rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
-        """Return the encoder layer's output.
+        """Apply self-attention and the feed-forward network, each with a norm and a residual connection.
 
         Args:
             x: ``[batch, len, embed_dim]``.

@@ -60,8 +60,8 @@ class LatentAttention(AttentionLayer):
 
     Raises:
         ValueError: incompatible sizes, or inputs of the wrong width.
-        UnsupportedError: the form is impossible. The absorbed form requires the expansion to be a plain linear layer,
-            and the expanded form requires a cache that exposes all latents.
+        UnsupportedError: the form does not support a call. The absorbed form requires the expansion to be a plain
+            linear layer, and the expanded form requires a cache that exposes all latents.
 
     Cost: a cache stores ``latent_dim + rotary_dim`` numbers per token. For the time, see `explain`.
 
@@ -231,7 +231,7 @@ class LatentAttention(AttentionLayer):
         """Return the form of latent attention to use for a call, "expanded" or "absorbed".
 
         Raises:
-            UnsupportedError: the layer's form is impossible for this call.
+            UnsupportedError: no allowed form supports this call.
         """
         parts = {"expansion": self.expansion}
         reasons = {"absorbed": reasons_against_plain(parts, "the absorbed form, which multiplies by its weight,")}

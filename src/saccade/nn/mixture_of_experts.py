@@ -1,4 +1,4 @@
-"""MixtureOfExperts: a feed-forward network for all tokens, and a few more that each token chooses."""
+"""MixtureOfExperts: a shared feed-forward network, and several experts of which each token chooses a few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build norm layers by name."""
+"""Build a layer norm or a root-mean-square norm by name."""
 
 from __future__ import annotations
 

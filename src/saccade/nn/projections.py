@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def weight_of(layer: nn.Module) -> Tensor | None:
-    """Return the weight of a projection, or None. The projection's input must have its dtype and device.
+    """Return the weight of a projection, or None. The projection's input must have the weight's dtype and device.
 
     The result is None for 8-bit layers, because their weights are integer codes, and for adapters, because the layer
     that they wrap has the weights. Both check their inputs themselves.

@@ -54,7 +54,7 @@ class QKNorm:
         return nn.RMSNorm(width, self.eps, elementwise_affine=self.learned)
 
     def check_cache(self, cache: object) -> None:
-        """Raise an error if the cache would rotate stored keys that were normalized after their first rotation.
+        """Raise an error if the cache rotates keys again although they were normalized after the first rotation.
 
         Raises:
             UnsupportedError: a learned norm follows the rotation, so the cache cannot undo the rotation.

@@ -173,16 +173,16 @@ class Recurrence(RecurrentLayer):
     .. math:: \mathrm{out} = W \big( \mathrm{norm}(A V) \odot \mathrm{silu}(G x) \big)
 
     The norm divides each head by its root mean square. Queries and keys pass through silu; with the delta rules and
-    `Mesa`, they are then scaled to length 1. ``beta`` is a sigmoid, doubled for `DeltaProduct`. A
-    decay, or the step size of `SSD`, is a softplus that starts between 0.001 and 0.1, and is multiplied by a learned
-    rate for each head, initially 1 to ``num_heads``. With `GatedDelta2`, both gates are sigmoids. With `SSD` and
-    `Mamba3`, each head also adds a learned multiple of its values, which is not part of the matrix.
+    `Mesa`, they are then scaled to norm 1. ``beta`` is a sigmoid, doubled for `DeltaProduct`. A decay, or the step size
+    of `SSD`, is a softplus that starts between 0.001 and 0.1, and is multiplied by a learned rate for each head,
+    initially 1 to ``num_heads``. With `GatedDelta2`, both gates are sigmoids. With `SSD` and `Mamba3`, each head also
+    adds a learned multiple of its values, which is not part of the matrix.
 
     With `Mamba3`, queries and keys are divided by their root mean square instead, and get a learned bias, initially 1.
     Steps are those of `SSD`, λ is a sigmoid, a log decay is minus the step times a softplus, and the angles, which all
-    heads share, are π tanh, times the step. With `RWKV7`, removal keys are the keys times a learned vector, scaled to
-    length 1, rates are sigmoids, and log decays are sigmoids times -exp(-1/2). RWKV-7's token shifts and its mixing of
-    values with those of the first layer are not included.
+    heads share, are π times a tanh, times the step. With `RWKV7`, removal keys are the keys times a learned vector,
+    scaled to norm 1, rates are sigmoids, and log decays are sigmoids times -exp(-1/2). RWKV-7's token shifts and its
+    mixing of values with those of the first layer are not included.
 
     The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
     padded sequences, and has a cache of constant size.
@@ -254,7 +254,7 @@ class Recurrence(RecurrentLayer):
         self.reset_parameters()
 
     def _make_gates(self, embed_dim: int, num_heads: int, mechanism: Mechanism) -> None:
-        """Create the projections and parameters of the mechanism's gates; those of other mechanisms are None."""
+        """Create the projections and parameters of the gates. Set those that the mechanism does not use to None."""
         has_channels, is_rwkv = isinstance(mechanism, GatedDelta2), isinstance(mechanism, RWKV7)
         is_mamba3, has_steps = isinstance(mechanism, Mamba3), isinstance(mechanism, SSD | Mamba3)
         self.has_unit_keys = isinstance(mechanism, Delta | DeltaProduct | Mesa | GatedDelta2)

@@ -1,4 +1,4 @@
-"""SharedKeyAttention: self-attention that reads the keys and values of an earlier layer; MixedValues reads values."""
+"""SharedKeyAttention, which reads an earlier layer's keys and values, and MixedValues, which mixes in values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SharedKeys:
         """Store the keys and values of the layer's call, ``[batch, kv_heads, len, width]``.
 
         Returns:
-            The values that the layer is to use: here, its own.
+            The values that the layer uses: ``value``, unchanged.
         """
         self._stored, self._has_graph = (key, value), torch.is_grad_enabled()
         return value
@@ -45,8 +45,8 @@ class SharedKeys:
         """Return the stored keys and values.
 
         Raises:
-            ValueError: the source has not run.
-            UnsupportedError: the source ran without a graph, but the reader runs with one, which would lose gradients.
+            ValueError: the layer that computes them has not run.
+            UnsupportedError: gradients would be lost, because that layer ran without an autograd graph.
         """
         if self._stored is None:
             rule, hint = "contain the keys and values of an earlier layer", "a DecoderStack passes them on"
@@ -245,7 +245,7 @@ class SharedKeyAttention(AttentionLayer):
 
 
 def check_sources(layers: nn.ModuleList) -> None:
-    """Raise an error unless each layer that reads another layer's keys and values comes after it and fits its heads."""
+    """Raise an error unless each layer that shares keys reads them from an earlier layer with equal heads."""
     for index, layer in enumerate(layers):
         reader = layer.attention
         if not isinstance(reader, SharedKeyAttention):
@@ -264,7 +264,7 @@ def check_sources(layers: nn.ModuleList) -> None:
 
 
 def shared_options(layers: nn.ModuleList, mixes: Tensor | None) -> list[dict[str, SharedKeys]]:
-    """Return each layer's keyword arguments, so that source layers pass one call's keys and values to their readers.
+    """Return keyword arguments, one dictionary per layer, that let layers share keys and values within one call.
 
     Args:
         layers: the layers of a stack.
@@ -284,7 +284,7 @@ def shared_options(layers: nn.ModuleList, mixes: Tensor | None) -> list[dict[str
 
 
 def caches_per_layer(layers: nn.ModuleList, cache: Cache) -> list[LayerCache | Cache]:
-    """Return one cache per layer. A layer that reads another layer's keys gets that layer's cache."""
+    """Return one cache per layer. A layer that reads the keys of an earlier layer gets that layer's cache."""
     stored = iter(cache)
     caches: list[LayerCache | Cache] = []
     for layer in layers:
@@ -294,7 +294,7 @@ def caches_per_layer(layers: nn.ModuleList, cache: Cache) -> list[LayerCache | C
 
 
 def _cached(cache: LayerCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all keys and values in the source's cache. Those of the current call keep their gradients."""
+    """Return all keys and values in the source layer's cache. New keys and values keep their gradients."""
     if type(cache) is not KVCache:
         reason = f"a {type(cache).__name__} does not return all keys and values, as a KVCache does"
         raise unsupported("cache", [reason])

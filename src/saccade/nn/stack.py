@@ -205,7 +205,7 @@ class DecoderStack(ArgumentHints, Layer):
 
 
 def _matrix_of(layer: DecoderLayer, x: Tensor, options: dict[str, Any]) -> Matrix:
-    """Return the lazy self-attention matrix of a layer, even if the layer reads the keys of an earlier layer."""
+    """Return the lazy self-attention matrix of a layer, which may read the keys of an earlier layer."""
     if isinstance(layer.attention, SharedKeyAttention):
         return layer.attention.matrix(layer.attention_norm(x) if layer.norm_first else x, **options)
     return layer.matrix(x, **{name: option for name, option in options.items() if name != "shared"})

@@ -1,4 +1,4 @@
-"""StateSpace: the S4D layer, a causal layer with a recurrent state that ignores content."""
+"""StateSpace: the S4D layer, a causal layer whose attention weights depend only on distance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.support.validation import check_bool, check_int
 
 
 class StateSpace(RecurrentLayer):
-    r"""The S4D layer: a state space model filters each channel, then a projection mixes the channels.
+    r"""The S4D layer: a state space model filters each channel, and a projection then mixes the channels.
 
     .. math:: \mathrm{out} = W\, \mathrm{gelu}(A x) + b, \qquad A = \text{the S4D matrix of each channel}
 

@@ -272,7 +272,7 @@ class TriangleAttention(TableAttention):
         self.bias_projection = nn.Linear(embed_dim, num_heads, bias=False)
 
     def forward(self, pairs: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """Apply triangle attention to the pairs.
+        """Let each pair attend to the pairs with which it shares its start node, or end node.
 
         Args:
             pairs: ``[batch, n, n, embed_dim]``.
@@ -296,9 +296,9 @@ class TriangleAttention(TableAttention):
         return f"{super().extra_repr()}, around={self.around!r}"
 
     def _prepare(self, pairs: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Normalize the pairs, project them to the bias, and arrange them with one row per shared node.
+        """Normalize the pairs, arrange them with one row per shared node, and project them to the bias.
 
-        Return the pairs, the bias, and ``valid`` in the same arrangement as the pairs.
+        Return the arranged pairs, the bias, and ``valid`` in the same arrangement.
         """
         self._check(pairs, valid, _NODE_PAIRS)
         x = self._swap_if_end(self.norm(pairs))

@@ -128,7 +128,10 @@ class BlockFolder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the folder's lock while files are removed and written. The system releases it if the process dies."""
+        """Context manager that holds the folder's lock while files are removed and written.
+
+        If the process dies, the operating system releases the lock.
+        """
         try:
             import fcntl  # noqa: PLC0415  not on every system
         except ModuleNotFoundError:
@@ -175,7 +178,10 @@ def _as_file(entry: os.DirEntry[str]) -> _File | None:
 
 @contextlib.contextmanager
 def _explain_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError about the block folder to a ValueError, except for errors of a full or broken disk."""
+    """Context manager that converts an OSError about the block folder to a ValueError.
+
+    It does not convert other errors, such as those of a full or broken disk.
+    """
     try:
         yield
     except OSError as error:

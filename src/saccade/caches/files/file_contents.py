@@ -44,7 +44,7 @@ class Leaf(NamedTuple):
 
 
 class Contents:
-    """The part of a file that describes one cache: a few plain values, and tensors.
+    """The part of a file that describes one cache: JSON values and tensors.
 
     Args:
         tree: the plain values, by name.
@@ -66,13 +66,13 @@ class Contents:
         return key in self._tree
 
     def value(self, key: str) -> Any:
-        """Return a value of any type from the cache file."""
+        """Return the value with this name from the cache file; it may have any type."""
         if key not in self._tree:
             raise MisfitError(f"lacks the value {key} of a {self.kind}")
         return self._tree[key]
 
     def part(self, key: str) -> Contents:
-        """Return a group of values from the cache file."""
+        """Return a named group of values from the cache file, as `Contents` of its own."""
         inner = self.value(key)
         if not isinstance(inner, dict):
             raise self.misfit(key)
@@ -166,7 +166,12 @@ class Contents:
         return self.leaf(Leaf("positions", "batch columns", "positions"), {"batch": batch, "columns": columns})
 
     def upcoming(self, batch: int, reached: Tensor | None) -> int | Tensor:
-        """Return each item's saved next position. Raise an error unless it is after ``reached [batch | 1, ...]``."""
+        """Return each item's next position from the file. Raise an error unless it is above every position reached.
+
+        Args:
+            batch: number of batch items.
+            reached: positions of the stored tokens, ``[batch | 1, ...]``; None if there are none.
+        """
         reached = torch.empty(1, 0, dtype=torch.int64, device="cpu") if reached is None else reached
         after: int | Tensor = self.position("next") if not self.has("next") else 0
         if self.has("next"):

@@ -1,4 +1,4 @@
-"""Save a cache to a file and load it again: settings, numbers and tensors."""
+"""Save a cache's settings, numbers and tensors to a file, and load them again."""
 
 from __future__ import annotations
 
@@ -249,7 +249,10 @@ def _rotary(contents: Contents) -> encodings.Rotary:
 
 
 def _is_scaling_setting(value: object) -> bool:
-    """Return whether a value from a cache file may be a setting of rotary scaling: numbers, a bool, or None."""
+    """Return whether a value from a cache file may be a setting of rotary scaling.
+
+    Such a setting is a number, a list of floats, a bool or None.
+    """
     if isinstance(value, list):
         return all(isinstance(number, float) for number in value)
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53)

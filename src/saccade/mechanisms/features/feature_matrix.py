@@ -222,7 +222,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
 
     def _gather(self, c: Tensor) -> Tensor:
-        """Sum c, ``[batch, kv_heads, kv_len, width]``, over the keys that each row sees, weighted by dot products."""
+        """Sum c, ``[batch, kv_heads, kv_len, width]``, over the keys each row sees, weighted by feature products."""
         if self._order is None or 0 in self.shape:
             key = self._key if self._logs is None else self._key * _relative(self._logs)[..., None]
             return product(self._query, key.mT @ c)
@@ -255,7 +255,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out)
 
     def _scatter(self, x: Tensor) -> Tensor:
-        """Sum x, ``[batch, heads, q_len, width]``, over the rows that see each key, weighted by dot products."""
+        """Sum x, ``[batch, heads, q_len, width]``, over the rows that see each key, weighted by feature products."""
         key = self._key.repeat_interleave(self._heads_per_key, 1)
         logs = None if self._logs is None else self._logs.repeat_interleave(self._heads_per_key, 1)
         if self._order is None or 0 in self.shape:
@@ -288,7 +288,7 @@ class FeatureMechanism(Approximate):
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
         """Return finite features of queries and keys, ``[batch, heads, len, features]``, and their source.
 
-        Features with equal sources may be summed together.
+        The source identifies the feature map: features with equal sources may be summed together.
         """
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ KINDS: tuple[Kind, ...] = ("positive", "hyperbolic", "trigonometric")
 def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator: torch.Generator) -> Tensor:
     """Draw the directions ω of random features, each from a standard normal distribution.
 
-    Orthogonal directions come in blocks of ``head_dim`` rows that are perpendicular to one another. Their lengths are
-    drawn separately, from the distribution of the length of a normal vector. Each row by itself is then normally
+    Orthogonal directions come in blocks of ``head_dim`` rows that are perpendicular to one another. Their norms are
+    drawn separately, from the distribution of the norm of a normal vector. Each row by itself is then normally
     distributed, which keeps the kernel unbiased.
 
     Returns:
@@ -74,7 +74,7 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
 
 
 def drawn(seed: int, number: int, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return the random directions of draw ``number`` for a seed, float64 ``[num_features, head_dim]``."""
+    """Return the random directions of the ``number``-th draw with a seed, float64 ``[num_features, head_dim]``."""
     entropy = np.random.SeedSequence([seed, number, head_dim])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
     return directions(num_features, head_dim, orthogonal=orthogonal, generator=generator)

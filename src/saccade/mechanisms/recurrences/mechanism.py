@@ -153,14 +153,17 @@ def checked_gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
 
 
 def check_gate_of_channels(name: str, x: Tensor | None, key: Tensor) -> None:
-    """Raise an error unless a gate, if there is one, has one number for each channel of each key."""
+    """Raise an error unless a gate is None or has one value for each channel of each key."""
     if x is not None and (x.shape != key.shape or not x.is_floating_point()):
         rule = f"be floats {list(key.shape)}, like key"
         raise value_error(name, rule, list(x.shape), facts=[describe("key", key)])
 
 
 def check_decay_of_tokens(decay: Tensor | None, hint: str) -> None:
-    """Raise an error, with a hint that gives the reason, if a decay has a value for each channel."""
+    """Raise an error if the decay differs between channels: some mechanisms need one decay per token.
+
+    The hint of the error says why.
+    """
     if decay is not None and decay.dim() == 4 and decay.shape[3] != 1:
         raise value_error("decay", "have one value for each token", list(decay.shape), hint=hint)
 
@@ -178,7 +181,7 @@ def check_heads(inputs: Inputs, **gates: Tensor | None) -> None:
 
 
 def nonfinite(x: Tensor) -> Tensor | None:
-    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None for none."""
+    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None if none."""
     if is_surely_finite(x):
         return None
     return (~x.detach().isfinite()).any(-1) if x.shape[3] else None

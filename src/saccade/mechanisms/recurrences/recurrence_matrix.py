@@ -41,7 +41,8 @@ class RecurrenceMatrix(LinearTimeMatrix):
     Args:
         query: ``[batch, heads, q_len, head_dim]``, float32 or wider and finite. Queries and keys belong to the
             same tokens, or the queries to the last of them.
-        key: ``[batch, kv_heads | fewer, kv_len, head_dim]``, float32 or wider and finite.
+        key: ``[batch, key_heads, kv_len, head_dim]``, float32 or wider and finite. The number of key heads divides
+            that of value heads.
         decay: g, ``[batch, kv_heads, kv_len, 1 | head_dim]``, at most 0; None for 0.
         beta: ``[batch, kv_heads, kv_len, 1]``; None for 1.
         visible: the mask, which is causal.
@@ -258,7 +259,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return self._rule.key.shape[2], value_dim
 
     def _lines(self, x: Tensor) -> Tensor:
-        """Flatten ``[batch, heads | fewer, len, width]`` to one sequence for each head of each batch item."""
+        """Flatten ``[batch, h, len, width]`` to one sequence per head and batch item; repeat heads if h is smaller."""
         heads = self.shape[1]
         return (x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)).flatten(0, 1)
 
@@ -326,7 +327,10 @@ def spans_of(
 
 
 def column_sums(matrix: Matrix, statistics: Sequence[Statistic[Any, Any]]) -> dict[int, Any]:
-    """Compute the statistics that are column sums with one matrix product; all others need a pass over the rows."""
+    """Return the results of the statistics that are column sums, by index, computed with one matrix product.
+
+    All other statistics are left out, because they need a pass over the rows.
+    """
     indices = [index for index, statistic in enumerate(statistics) if type(statistic) is Received]
     if not indices:
         return {}

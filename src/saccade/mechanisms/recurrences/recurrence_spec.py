@@ -30,8 +30,7 @@ class Rule(NamedTuple):
         recall: r, the keys with which the delta rule reads the state, like ``key``; None for ``key`` itself.
         scale: s.
         is_delta: whether to use the delta rule.
-        extras: further tensors of a kind of recurrence, ``[sequences, len | 1, width]``, which its matrix uses
-            (`Mesa`, `Mamba3`).
+        extras: additional tensors that the matrices of `Mesa` and `Mamba3` use, ``[sequences, len | 1, width]``.
     """
 
     query: Tensor
@@ -46,7 +45,7 @@ class Rule(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors of the recurrence, without the ridge."""
+        """The tensors that all recurrences have: query, key, decay, beta, segments and recall."""
         return self[:6]
 
     def of(self, lines: slice | list[int], tokens: slice) -> Rule:
