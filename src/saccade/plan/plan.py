@@ -183,7 +183,8 @@ def _row_groups(items: list[int], cuts: list[Ints], block: int, step: int, sizes
 def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:
     """Split rows at cuts, or by residue modulo ``step``, and then into groups of at most ``block`` rows.
 
-    Return the first and the last row of each group."""
+    Return the first and the last row of each group.
+    """
     if step == 1:
         begins = np.concatenate([[first], cuts]).astype(np.int64)
         ends = np.concatenate([cuts, [stop]]).astype(np.int64)
