@@ -74,7 +74,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 
 def reasons_to_skip(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return the reasons why ``impl="auto"`` skips each other kernel; empty if the kernel was requested by name."""
+    """Return why ``impl="auto"`` skips each of the other kernels; empty if the kernel was requested by name."""
     skipped: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return skipped
