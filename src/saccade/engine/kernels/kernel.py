@@ -21,7 +21,7 @@ Tensors = tuple[Tensor | None, ...]
 
 
 class Request(NamedTuple):
-    """Options for one product ``A @ value``: kernel, dropout, and the required results.
+    """Options for one product ``A @ value``: kernel, dropout, and whether the lse and a backward pass are needed.
 
     Attributes:
         dropout_p: probability that a weight is dropped.
@@ -54,9 +54,9 @@ CAN_RUN = Verdict()
 
 
 class Backward(NamedTuple):
-    """Forward results and upstream gradients for a kernel's backward pass.
+    """Arguments of a kernel's backward pass: the results of the forward pass, and upstream gradients.
 
-    The lse of an empty row is +inf, so that its weights are 0.
+    In the lse, +inf marks empty rows, so that their weights are 0.
     """
 
     out: Tensor
@@ -119,8 +119,8 @@ class Kernel(ABC):
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why the kernel cannot run these inputs, and why ``impl="auto"`` should skip it.
 
-        If ``request.impl`` is "auto", a single reason of either kind is enough. Before the kernel runs, or an error
-        lists the reasons, the complete list is requested with the kernel's name. By default, the kernel can run.
+        If ``request.impl`` is "auto", the verdict may contain only the first reason found. If it names the kernel, the
+        verdict must contain all reasons. By default, there are none.
         """
         return CAN_RUN
 
