@@ -184,7 +184,10 @@ def distance_term(
 def _addresses(
     bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return query and key addresses for a relative bias, int64 ``[batch | 1, len]``; None if they are consecutive."""
+    """Return the addresses of queries and keys, int64 ``[batch | 1, len]``, whose differences are the distances.
+
+    Both are None if the addresses are consecutive positions.
+    """
     if isinstance(rule, PositionedMask):
         return bias.address(rule.q_positions), bias.address(rule.kv_positions)
     q, kv = (

@@ -129,7 +129,7 @@ class Fused(KernelWithBackward):
 
 
 def _has_large_gradient(inputs: AttentionInputs) -> bool:
-    """Return whether query or key needs a gradient, and the gradient has enough scores to outweigh a kernel's start."""
+    """Return whether query or key needs a gradient, over so many scores that starting a kernel costs little."""
     is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
     return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
 

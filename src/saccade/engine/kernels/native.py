@@ -84,7 +84,7 @@ def is_on() -> bool:
 
 
 def reads(dtype: torch.dtype) -> bool:
-    """Return whether the compiled kernel has products for this dtype on this processor."""
+    """Return whether the compiled kernel can multiply tensors of this dtype on this processor."""
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
