@@ -112,7 +112,7 @@ class _OperatorArguments(NamedTuple):
 
     Attributes:
         query, key, value: ``[batch, heads, len, width]``.
-        tensors: the tensors that may have gradients, then those of the mask and positions, then the dropout seed.
+        tensors: the tensors that may have gradients, then mask and position tensors, then the dropout seed.
         num_sources: the number of tensors that may have gradients.
         program: integers that describe the bias and the positions, then the serialised mask and score function.
         numbers: scale, softcap (0 if there is none) and dropout probability.
@@ -236,7 +236,7 @@ class _WithGradients:
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
-    """Rebuild the inputs without a bias if it is all zeros, as a float mask in a traced program may produce it."""
+    """Rebuild the inputs, without the bias if it is all zeros, which a float mask in a traced program may cause."""
     inputs = call.inputs()
     is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
     return inputs.replaced(bias=None) if is_zero else inputs

@@ -171,7 +171,7 @@ class AttentionInputs:
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
 
     def after_tracing(self) -> AttentionInputs:
-        """Return inputs with an ordinary mask instead of that of a traced program, to run outside of the graph."""
+        """Return inputs whose mask no longer belongs to a traced program, for use outside of the graph."""
         shape, encoded = self.shape, encode(self.rule)
         if encoded is None:
             rule = self.rule.with_atoms(lambda atom: cast("Mask", read_mask(atom, shape)))

@@ -85,7 +85,7 @@ def counted(run: Callable[[], object]) -> MemoryUse:
 
 
 class Watch(TorchDispatchMode):
-    """A dispatch mode of torch that counts the bytes of all tensor storages created in it, until they are freed.
+    """A torch dispatch mode that counts the bytes of tensor storages from their creation until they are freed.
 
     Attributes:
         now, most: current bytes, and their maximum so far.

@@ -41,7 +41,7 @@ class Sanitized(NamedTuple):
     Attributes:
         inputs, value: the cleaned inputs. Non-finite rows of query and key are masked.
         nan_scores: queries that have a NaN score or may attend to a non-finite key, bool ``[batch, heads, q_len]``.
-        nan_output: queries in ``nan_scores``, or that may attend to a non-finite value; the same shape.
+        nan_output: the queries in ``nan_scores``, and those that may attend to a non-finite value; the same shape.
     """
 
     inputs: AttentionInputs

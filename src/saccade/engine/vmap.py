@@ -17,7 +17,7 @@ BatchFunction = Callable[..., tuple[Tensor, ...]]
 
 
 def are_mapped(inputs: AttentionInputs, *others: Tensor) -> bool:
-    """Return whether `vmap` maps any of the tensors, whose values can then not be read."""
+    """Return whether `vmap` maps any of the tensors. If so, tensor values cannot be read."""
     return any(is_mapped(x) for x in (*inputs.leaves, *others))
 
 

@@ -33,7 +33,7 @@ class BlockSparseKernel(KernelWithBackward):
     """Base class of kernels that read only selected blocks of keys."""
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return the reasons why a block-sparse kernel cannot run these inputs."""
+        """Return the reasons why a block-sparse kernel does not support these inputs."""
         why = []
         if not isinstance(inputs.rule, SelectedBlocks):
             why.append("its mask does not select blocks of keys for each query")
@@ -104,7 +104,7 @@ class HeadGroup(NamedTuple):
         return x[self.item, self.kv_head].to(inputs.compute_dtype)
 
     def allowed(self, mask: SelectedBlocks, rows: Tensor, keys: Tensor) -> Tensor:
-        """Return whether the restricted mask allows each query-key pair, bool ``[rows, heads | 1, keys]``.
+        """Return which query-key pairs ``mask.rule`` allows for these heads, bool ``[rows, heads | 1, keys]``.
 
         Args:
             mask: the selected blocks. Only ``mask.rule`` is evaluated, because all keys are in selected blocks.
@@ -195,7 +195,7 @@ class QueriesByBlock:
 
 
 def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
-    """Return bounds on the keys visible to each row, for each batch item or, if all share one mask, only once."""
+    """Return bounds on the keys visible to each row, with separate bounds for batch items only if masks differ."""
     (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     items = [ALL] if mask.shape[0] == 1 else list(range(batch))
     row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))

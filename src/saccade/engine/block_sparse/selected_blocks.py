@@ -15,7 +15,7 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 def at_positions(rule: Mask) -> PositionedMask | None:
-    """Return ``rule``, or the mask that it restricts, as a `PositionedMask`; None if it is of another class."""
+    """Return the mask (or the mask that a `SelectedBlocks` restricts) if it is a `PositionedMask`; otherwise None."""
     rule = rule.rule if isinstance(rule, SelectedBlocks) else rule
     return rule if isinstance(rule, PositionedMask) else None
 

@@ -154,7 +154,7 @@ class _SimulatedRun:
         return held.left, (max(sizes[0], bias.source.shape[0]), max(sizes[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Do the same as `_added` for a call without a bias. Masks that would be cached stay on the ledger."""
+        """Account for a call's additive mask without a bias, like `_added`. Cached masks stay on the ledger."""
         inputs, tile = self._inputs, call.tile
         if all(strip.partial is True for strip in tile.columns):
             return 0, None

@@ -39,11 +39,11 @@ class Request(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A kernel's verdict on a request: whether it can run the inputs, and whether it should.
+    """A kernel's verdict on a request: whether it supports the inputs, and whether another kernel is better.
 
     Attributes:
-        cannot: every reason why the kernel cannot run the inputs exactly; empty if it can.
-        should_skip: reasons why ``impl="auto"`` should skip the kernel although it can run the inputs.
+        cannot: every reason why the kernel cannot compute the exact result; empty if it can.
+        should_skip: reasons why ``impl="auto"`` should skip the kernel although it supports the inputs.
     """
 
     cannot: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Backward(NamedTuple):
 
 
 def reasons_unless_dot_product(inputs: AttentionInputs) -> list[str]:
-    """Return the reasons why a kernel that supports only dot-product scores cannot run these inputs."""
+    """Return the reasons why a kernel for dot-product scores does not support these inputs."""
     why = []
     if inputs.tile_function is not None:
         why.append("it supports only dot products, and maps that end in one")
@@ -117,7 +117,7 @@ class Kernel(ABC):
     is_checked = False
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why the kernel cannot run these inputs, and why ``impl="auto"`` should skip it.
+        """Return why the kernel does not support these inputs, and why ``impl="auto"`` should skip it.
 
         If ``request.impl`` is "auto", the verdict may contain only the first reason found. If it names the kernel, the
         verdict must contain all reasons. By default, there are none.

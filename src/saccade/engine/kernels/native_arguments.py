@@ -187,7 +187,7 @@ def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False,
 
 
 def _num_distinct(inputs: AttentionInputs) -> tuple[int, int]:
-    """Return for how many batch items and for how many heads there are separate mask bits."""
+    """Return the number of batch items and the number of heads that have separate mask bits."""
     return min(inputs.rule.shape[0], inputs.shape[0]), min(inputs.rule.shape[1], inputs.shape[1])
 
 

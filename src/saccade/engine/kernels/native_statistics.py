@@ -43,7 +43,7 @@ class SweepResults(NamedTuple):
 
 
 def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Return whether ``impl`` allows the compiled kernel, and the kernel can compute statistics of these inputs."""
+    """Return whether the compiled kernel is permitted by ``impl`` and can compute statistics of these inputs."""
     is_named = impl == "native" or isinstance(impl, Native)
     if not is_named and not (impl == "auto" and is_on()):
         return False

@@ -52,7 +52,7 @@ class Tiled(KernelWithBackward):
     name = "tiled"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why the tiled kernel cannot run these inputs."""
+        """Return why the tiled kernel does not support these inputs."""
         return Verdict((NO_FORWARD_DERIVATIVES,)) if has_forward_derivatives() else CAN_RUN
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
