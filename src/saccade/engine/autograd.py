@@ -22,7 +22,7 @@ _TILED = Tiled()
 
 
 def empty_results(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return uninitialised tensors for a kernel's output and lse, with the right shapes and dtypes."""
+    """Return uninitialised tensors with the shapes and dtypes of a kernel's output and lse."""
     out = value.new_empty(*inputs.shape[:3], value.shape[3])
     return out, out.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
 
@@ -67,7 +67,7 @@ def twice_differentiable(
 
 
 class _Redifferentiable(torch.autograd.Function):
-    """Autograd function that uses the kernel's backward pass, or that of `tiled` if second derivatives are needed."""
+    """Autograd function that leaves gradients to the kernel, or to `tiled` if they will be differentiated again."""
 
     @staticmethod
     def forward(
@@ -239,7 +239,7 @@ def _second_derivatives(
     create_graph: bool,
     *tensors: Tensor | None,
 ) -> Tensors:
-    """Return the second derivatives of a kernel with respect to the source tensors, ``grad_out`` and ``grad_lse``."""
+    """Return a kernel's second derivatives with respect to its source tensors, ``grad_out`` and ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
     assert lse is not None
     assert grad_out is not None
@@ -292,7 +292,7 @@ class _SecondDerivatives(torch.autograd.Function):
 def folded_into_batch(
     inputs: AttentionInputs, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """Fold the axis that `vmap` maps into the batch, and return the resulting inputs and source tensors."""
+    """Return inputs and source tensors in which the axis mapped by `vmap` is folded into the batch axis."""
     reasons = []
     if inputs.rule.shape[0] > 1:
         reasons.append("vmap cannot repeat a mask that differs between batch items")
@@ -317,7 +317,7 @@ def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int)
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Fold the axis of a tensor that `vmap` maps, with ``size`` samples, into the batch axis."""
+    """Fold axis ``dim``, which `vmap` maps, into the batch axis. Without it, repeat the tensor ``size`` times."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

@@ -57,7 +57,7 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = e
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor | None]:
-    """Run `saccade.engine.dispatch.attend` as a custom operator or, if that is impossible, outside of the graph."""
+    """Run `saccade.engine.dispatch.attend` as a custom operator or, if no operator fits, outside of the graph."""
     if is_autocast(inputs.query):
         value = autocast(value, inputs.dtype)
         with without_autocast(inputs.device):
@@ -112,7 +112,7 @@ class _OperatorArguments(NamedTuple):
 
     Attributes:
         query, key, value: ``[batch, heads, len, width]``.
-        tensors: the tensors that may have gradients, then those of the mask and positions, then the dropout seed.
+        tensors: the tensors that may have gradients, then mask and position tensors, then the dropout seed.
         num_sources: the number of tensors that may have gradients.
         program: integers that describe the bias and the positions, then the serialised mask and score function.
         numbers: scale, softcap (0 if there is none) and dropout probability.
@@ -165,12 +165,12 @@ class _OperatorArguments(NamedTuple):
 
     @property
     def wants_bias(self) -> bool:
-        """Whether the bias needs a gradient, passed as an argument because autograd is off inside the operator."""
+        """Whether the bias needs a gradient. This is an argument, because autograd is off inside the operator."""
         return bool(self.program[4])
 
     @property
     def kernel_name(self) -> str:
-        """Name of the requested kernel; "tiled" if the bias needs a gradient and any kernel may run."""
+        """Name of the requested kernel; "tiled" instead of "auto" if the bias needs a gradient."""
         return "tiled" if self.impl == "auto" and self.wants_bias else self.impl
 
     @property
@@ -223,7 +223,7 @@ def operator_inputs(arguments: Sequence[Any]) -> OperatorInputs:
 
 @dataclasses.dataclass(frozen=True)
 class _WithGradients:
-    """A score function differentiated by ``torch.func``, because autograd is off inside a custom operator."""
+    """A score function with gradients from ``torch.func``, because autograd is off inside a custom operator."""
 
     function: TileFunction
 
@@ -236,7 +236,7 @@ class _WithGradients:
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
-    """Rebuild the inputs, but drop an all-zero bias, which a float mask in a traced program may produce."""
+    """Rebuild the inputs, without the bias if it is all zeros, which a float mask in a traced program may cause."""
     inputs = call.inputs()
     is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
     return inputs.replaced(bias=None) if is_zero else inputs
@@ -309,7 +309,7 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 
 
 def _of_tensors(grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Pad the custom operator's gradients with None to one per tensor. Only the first tensors have gradients."""
+    """Return one gradient per tensor: None is appended for the last tensors, which have no gradients."""
     return [*grads, *(None,) * (len(tensors) - len(grads))]
 
 

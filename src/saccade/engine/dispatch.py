@@ -42,7 +42,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
     Raises:
         ValueError: the kernel's name is unknown.
-        UnsupportedError: the requested kernel cannot run the inputs; every reason is listed.
+        UnsupportedError: the requested kernel does not support the inputs; every reason is listed.
     """
     if inputs.sink_logit is not None and not request.needs_lse:
         request = request._replace(needs_lse=True)
@@ -74,7 +74,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 
 def reasons_to_skip(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return the reasons why ``impl="auto"`` skips each other kernel; empty if the kernel was requested by name."""
+    """Return why ``impl="auto"`` skips each of the other kernels; empty if the kernel was requested by name."""
     skipped: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return skipped
@@ -92,7 +92,7 @@ def reasons_to_skip(inputs: AttentionInputs, request: Request, kernel: Kernel) -
 
 
 def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdict:
-    """Return a kernel's verdict on the inputs. A kernel that failed its first-use check cannot run."""
+    """Return a kernel's verdict on the inputs, which rejects a kernel that failed its first-use check."""
     verdict = kernel.verdict(inputs, request)
     if verdict.cannot or not kernel.is_checked:
         return verdict
@@ -100,7 +100,7 @@ def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdi
 
 
 def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
-    """Return the kernel that ``impl`` names, or raise an error if it cannot run the inputs."""
+    """Return the kernel that ``impl`` names, or raise an error if it does not support the inputs."""
     impl = request.impl
     matches = [impl] if isinstance(impl, Kernel) else [kernel for kernel in KERNELS if kernel.name == impl]
     if not matches:

@@ -38,7 +38,7 @@ class Dropped(NamedTuple):
 
     @classmethod
     def of(cls, p: float, drawn: Tensor) -> Dropped:
-        """Return the dropout settings for a seed from `draw`, which `vmap` may have mapped."""
+        """Return the dropout settings for a seed from `draw`. Under `vmap`, the seed may differ between samples."""
         levels, value = mapped_levels(drawn)
         return cls(p, int(value.flatten()[0].item()), levels)  # the sample index distinguishes the samples
 
@@ -47,7 +47,7 @@ class Dropped(NamedTuple):
         return self if level in self.levels else self._replace(repeats=(*self.repeats, (batch, size)))
 
     def items(self, b: Tensor) -> Tensor:
-        """Convert indices in the folded batch to the batch indices that dropout depends on."""
+        """Convert indices in a batch folded by `vmap` to the batch indices that dropout depends on."""
         for batch, size in reversed(self.repeats):
             b = b // (batch * size) * batch + b % batch
         return b
@@ -151,7 +151,7 @@ def _threshold(dropout_p: float) -> int:
 
 
 def _hashes_of(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Hash rows and columns separately, int32. The two hashes determine the dropout of a pair."""
+    """Return int32 hashes of the rows and of the columns. Both together decide whether a pair is dropped."""
     low, high = seed & _WORD, seed >> 32 & _WORD
     start = _mix(torch.full_like(q, low) ^ _mix(torch.full_like(q, high)))
     rows = _mix(_mix(_mix(start ^ (b & _WORD)) ^ (h & _WORD)) ^ (q & _WORD))

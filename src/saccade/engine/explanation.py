@@ -62,7 +62,7 @@ class Explanation:
         """Return the explanation of ``A @ value`` without running it.
 
         Args:
-            inputs, kernel, value_dim, request: those of the product.
+            inputs, kernel, value_dim, request: inputs, kernel, width of the values and options of the product.
             mask: the user's mask. The mask in the inputs has recognised patterns in place of bool tensors.
         """
         permutation = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None

@@ -54,14 +54,14 @@ class AttentionInputs:
     """The checked inputs of attention: query, key, mask, bias and options. Nothing is computed yet.
 
     They define the scores: ``modify(softcap(scale * score(query, key))) + bias`` for allowed pairs, -inf for masked
-    pairs. Kernels and statistics read only this class, in which arguments are checked and positions translated to
-    indices. The fields contain tensors, never modules: `of` applies score modules and reads the tables of biases.
+    pairs. Kernels and statistics read only this class, which holds checked arguments, with indices instead of
+    positions. The fields contain tensors, never modules: `of` applies score modules and reads the tables of biases.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len).
         dtype: dtype of the user's query and of the output.
         query: ``[batch, heads, q_len, width]``, after preparation by the score.
-        key: ``[batch, kv_heads, kv_len, width]``; head h reads group ``h // (heads // kv_heads)``.
+        key: ``[batch, kv_heads, kv_len, width]``; head h reads key head ``h // (heads // kv_heads)``.
         rule: the mask, in the coordinates of the plan.
         origin: coordinates of the first query and the first key in the mask. Further coordinates are consecutive.
         scale: factor that multiplies the scores; the default has been filled in.
@@ -165,13 +165,13 @@ class AttentionInputs:
         return inputs
 
     def current(self) -> AttentionInputs:
-        """Return inputs for the current contents of the mask's tensors, with new patterns and a new plan."""
+        """Return inputs with a new plan if the tensors of the mask may have changed; otherwise, these inputs."""
         if not self.is_live:
             return self
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
 
     def after_tracing(self) -> AttentionInputs:
-        """Read and check the mask of a traced program, so that these inputs can run outside of the graph."""
+        """Return inputs whose mask no longer belongs to a traced program, for use outside of the graph."""
         shape, encoded = self.shape, encode(self.rule)
         if encoded is None:
             rule = self.rule.with_atoms(lambda atom: cast("Mask", read_mask(atom, shape)))
@@ -280,7 +280,7 @@ def _refused_at_positions(x: Tensor, name: str) -> Exception:
 
 
 def _first_pair(rule: Mask, origin: tuple[int, int], query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
-    """Return the first pair: batch item, head, query position and key position, int64 ``[1, 1, 1, 1]`` each."""
+    """Return the batch item, head and positions of the matrix's first pair, int64 ``[1, 1, 1, 1]`` each."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=query.device)
     if isinstance(rule, PositionedMask) and query.numel() and key.numel():
         q, kv = rule.positions(zero, zero, zero)

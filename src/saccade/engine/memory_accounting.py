@@ -1,4 +1,4 @@
-"""Memory accounting: peak bytes, computed by simulation or measured on a small part of a computation."""
+"""Memory accounting: peak bytes of a computation, from a simulation or from measuring a small part of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     Attributes:
         tiles: number of tiles of the plan that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, summed over batch and heads.
-        held: peak bytes without the inputs, and the bytes of output and lse.
+        held: peak bytes, not counting the inputs, and the bytes of output and lse.
     """
 
     tiles: int
@@ -85,7 +85,7 @@ def counted(run: Callable[[], object]) -> MemoryUse:
 
 
 class Watch(TorchDispatchMode):
-    """A dispatch mode that counts the bytes of tensor storages while they are allocated.
+    """A torch dispatch mode that counts the bytes of tensor storages from their creation until they are freed.
 
     Attributes:
         now, most: current bytes, and their maximum so far.
@@ -130,7 +130,7 @@ _SHARES = 8  # shares of partial columns are rounded up to multiples of 1 / _SHA
 
 
 class Probe:
-    """A probe that estimates how many bytes a function allocates for a tile by measuring a small part of the tile.
+    """A probe that runs a function on a small part of a tile to estimate how many bytes it allocates for the tile.
 
     Queries and keys are replaced by zeros that take no memory.
 
@@ -163,7 +163,7 @@ class Probe:
 
 
 def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
-    """Replace the tensors of the inputs by zeros without memory, on the CPU instead of the meta device."""
+    """Replace tensors of the inputs by zeros that take no memory. Tensors on the meta device move to the CPU."""
 
     def zeros(x: Tensor, width: int | None = None) -> Tensor:
         shape = x.shape if width is None else (*x.shape[:-1], width)
@@ -179,14 +179,14 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a cache key that is equal for tiles with similar memory per pair: shares of partial columns, strides."""
+    """Return a cache key that is equal for tiles with equal steps and similar shares of partial columns."""
     undecided = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(undecided), max(undecided, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
 
 
 def _small_part(tile: Tile, copies: int) -> Tile:
-    """Return a small part of a tile for measuring memory, with some rows and a share of each range of columns."""
+    """Return a small part of a tile for measuring memory: its first rows, and the start of each column range."""
     side = max(16, min(_SIDE, math.isqrt(_ENTRIES // copies)))
     share = min(1.0, side / tile.width)
     columns = tuple(

@@ -18,7 +18,7 @@ from saccade.support.errors import unsupported, value_error
 
 
 def is_nested(*tensors: object) -> bool:
-    """Return whether any of the tensors is a nested tensor."""
+    """Return whether any of the arguments is a nested tensor."""
     for x in tensors:  # noqa: SIM110  a generator would cost one call per tensor
         if isinstance(x, Tensor) and x.is_nested:
             return True
@@ -56,13 +56,13 @@ def check_nested(mask: object, bias: object, score: object, **others: object) ->
 
 
 class Nested(NamedTuple):
-    """The nested query, key and value of one call to attention, packed into sequences that can be unpacked.
+    """The nested query, key and value of one call to attention, each packed into a single sequence.
 
     Attributes:
         query, key, value: all items concatenated into one batch item.
         q_lengths, kv_lengths: number of tokens in each item.
         like: the original nested query.
-        axis: token axis of an item.
+        axis: token axis of an item, 0 or 1.
     """
 
     query: Tensor
@@ -125,7 +125,7 @@ class Nested(NamedTuple):
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Keyword arguments with positions in the packed sequence, int64 ``[T]``; empty if defaults apply."""
+        """Position arguments of attention over the packed sequence, int64 ``[T]`` each; empty if defaults apply."""
         if self.q_lengths == self.kv_lengths:
             return {}
         device, longest = self.query.device, self._blocks
@@ -134,7 +134,7 @@ class Nested(NamedTuple):
         return {name: _at_end(item_lengths, longest).to(device) for name, item_lengths in lengths.items()}
 
     def item_positions(self) -> tuple[Tensor, Tensor]:
-        """Return query and key positions within nested items, int64 ``[T]``, with the last query at the last key."""
+        """Return query and key positions within nested items, int64 ``[T]``. The last query is at the last key."""
         pairs = (self.q_lengths, self.kv_lengths)
         each = [
             torch.cat([torch.arange(block - n, block) for n, block in zip(lengths, self._blocks, strict=True)])
@@ -159,11 +159,11 @@ class Nested(NamedTuple):
 
     @property
     def _blocks(self) -> tuple[int, ...]:
-        """Number of positions that each nested item takes in the packed sequence."""
+        """Number of positions that each nested item occupies in the packed sequence."""
         return tuple(map(max, self.q_lengths, self.kv_lengths))
 
     def _table(self) -> Tensor:
-        """Return the nested item at each packed position, and where the item's keys start, int64 ``[2, len]``."""
+        """Return the nested item at each packed position, and the position of its first key, int64 ``[2, len]``."""
         rows, start = [], 0
         for item, (block, kv_len) in enumerate(zip(self._blocks, self.kv_lengths, strict=True)):
             rows.append(torch.tensor([[item], [start + block - kv_len]]).expand(2, block))

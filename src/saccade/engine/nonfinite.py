@@ -1,4 +1,4 @@
-"""Containment of NaN and inf: they must not spread between a query and a key that the query may not attend to.
+"""Containment of NaN and inf, which must not spread between a query and a key that the mask separates.
 
 In a matrix product, 0 * NaN is NaN, so masking alone does not contain them. Kernels therefore run on inputs whose
 non-finite rows are zeroed and masked. Afterwards, the affected queries are set to NaN: those that may attend to such a
@@ -36,12 +36,12 @@ _TILED = Tiled()
 
 
 class Sanitized(NamedTuple):
-    """Inputs without non-finite rows, and the queries whose results must nevertheless be NaN.
+    """Inputs whose non-finite rows are replaced by 0, and the queries whose results must be NaN all the same.
 
     Attributes:
         inputs, value: the cleaned inputs. Non-finite rows of query and key are masked.
         nan_scores: queries that have a NaN score or may attend to a non-finite key, bool ``[batch, heads, q_len]``.
-        nan_output: the same queries, and those that may attend to a non-finite value.
+        nan_output: the queries in ``nan_scores``, and those that may attend to a non-finite value; the same shape.
     """
 
     inputs: AttentionInputs
@@ -61,7 +61,7 @@ class Sanitized(NamedTuple):
 def forward(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Run a kernel, and return output and lse with NaN and inf only in the rows that may attend to them."""
+    """Run a kernel, and return output and lse in which NaN and inf appear only for queries that may attend to them."""
     if isinstance(kernel, KernelWithBackward):
         out, lse = kernel.forward(inputs, value, dropped)
         # A finite output contains no NaN or inf from the inputs, unless the score function could make them finite.
@@ -93,7 +93,7 @@ def _forward_by_autograd(
 
 
 def forward_if_clean(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Run a kernel that cannot mask rows. If NaN or inf could spread, return None, so that another kernel runs."""
+    """Run a kernel that cannot mask rows. Return None, so that another kernel runs, if NaN or inf could spread."""
     # Check even if nothing is masked, because some kernels return finite results for a query of NaN.
     if not is_finite(inputs.query, inputs.key, value):
         return None
@@ -132,7 +132,7 @@ def contained(
     """Return inputs and upstream gradients for a differentiable backward pass, with NaN and inf contained.
 
     Args:
-        inputs, value: those of the forward product.
+        inputs, value: inputs and values of the forward product.
         lse: log-sum-exp of the forward product; NaN for rows whose bias contains NaN.
         grad_out, grad_lse: upstream gradients. They are zeroed for rows that are NaN.
     """
@@ -188,7 +188,7 @@ def _forward_again(
 def _rerun_after_overflow(
     kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor
 ) -> tuple[KernelWithBackward, AttentionInputs, Tensor] | None:
-    """Return kernel and inputs for a second run if masked pairs may have overflowed; None if they cannot."""
+    """Return kernel, inputs and values for a second run if masked pairs may have overflowed, otherwise None."""
     smaller = _without_large_values(inputs, value)
     if smaller is None and not kernel.adds_to_masked:
         return None
@@ -196,7 +196,10 @@ def _rerun_after_overflow(
 
 
 def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor] | None:
-    """Return inputs without masked keys and values so large that products overflow; None if none or any is visible."""
+    """Return inputs and values with 0 for masked keys and values whose products may overflow.
+
+    Return None if no key or value is that large, or if any large one is visible to a query.
+    """
     if inputs.plan.is_full:
         return None
     most = math.sqrt(torch.finfo(inputs.compute_dtype).max) / 16
@@ -215,13 +218,13 @@ def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[Atten
 
 
 def _hide_in_bias(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor) -> MaskedTerm:
-    """Return the bias with -inf at the marked queries and keys, which masks their scores."""
+    """Return a bias that adds -inf to the scores of the marked queries and keys, and so masks them."""
     hidden = bad_key.repeat_interleave(inputs.shape[1] // bad_key.shape[1], 1)
     return MaskedTerm(inputs.bias, bad_query, hidden, inputs.query.new_zeros(1, 1, 1, 1))
 
 
 def is_clean(inputs: AttentionInputs, *tensors: Tensor) -> bool:
-    """Return whether NaN and inf cannot spread, because no pair is masked or all tensors are finite."""
+    """Return whether NaN and inf cannot spread to wrong rows: no pair is masked, or all tensors are finite."""
     return inputs.plan.is_full or is_finite(*tensors)
 
 
@@ -233,12 +236,12 @@ def _is_plain(inputs: AttentionInputs, value: Tensor, lse: Tensor) -> bool:
 
 
 def _keeps_infinity(inputs: AttentionInputs) -> bool:
-    """Return whether non-finite queries and keys have non-finite scores, since no softcap or function changes them."""
+    """Return whether non-finite queries and keys always have non-finite scores: no softcap or function changes them."""
     return inputs.softcap is None and inputs.tile_function is None and inputs.modification is None
 
 
 def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes that the test for NaN and inf in `forward` needs in addition to a kernel's results."""
+    """Return the peak bytes of the test for NaN and inf in `forward`, in addition to a kernel's results."""
     batch, heads, q_len, kv_len = inputs.shape
     if inputs.plan.is_full:
         return 0
@@ -253,7 +256,7 @@ def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> i
 
 
 def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = None) -> Sanitized | None:
-    """Return inputs with non-finite rows of query, key and value zeroed and masked; None if all are finite.
+    """Return inputs in which non-finite rows of query, key and value are 0 and masked; None if all are finite.
 
     Args:
         inputs, value: the original inputs.
@@ -277,7 +280,10 @@ def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = N
 def affected_queries(
     inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the queries whose visible scores are affected by NaN or inf, and the queries that see such a value."""
+    """Return queries whose visible scores involve a bad query or key, and queries that see a bad value.
+
+    The ``bad_`` arguments and the results are bool tensors ``[batch, heads | kv_heads, len]``.
+    """
     _, heads, _, _ = inputs.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)

@@ -1,7 +1,7 @@
-"""Attention in a program exported to ONNX: ONNX's Attention operator, or the definition in plain operations.
+"""Attention in programs exported to ONNX, by ONNX's Attention operator or by the definition in plain operations.
 
 An exported model does not contain the library's code. It cannot plan at run time, and the mask becomes a tensor, so
-memory and time are those of dense attention. `saccade.engine.custom_op` calls `attend` while ``torch.onnx.export``
+it takes the memory and time of dense attention. `saccade.engine.custom_op` calls `attend` while ``torch.onnx.export``
 traces the program.
 """
 
@@ -33,7 +33,7 @@ def is_exporting() -> bool:
 
 
 def _target_opset() -> int:
-    """Return the opset that ``torch.onnx.export`` targets, read from its local variables for lack of another source."""
+    """Return the opset that ``torch.onnx.export`` targets. It is read from local variables, as no API provides it."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -64,7 +64,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Te
 
 
 def _allowed(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
-    """Return the pairs that the mask allows, and whether ONNX's causal flag allows the same pairs.
+    """Return the pairs that the mask allows, and whether ONNX's causal flag would allow exactly these pairs.
 
     The pairs are bool ``[batch | 1, heads | 1, q_len, kv_len]``, or None for all pairs. ONNX's flag aligns the first
     query with the first key.

@@ -50,7 +50,8 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
     Args:
         of: the inputs and results from which the first gradients were computed.
         grads: upstream gradients of the first gradients, one for each source; None for 0.
-        needed: whether the derivative is needed, for each of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
+        needed: whether to compute the derivative with respect to each of `AttentionInputs.sources`, ``grad_out`` and
+            ``grad_lse``.
         create_graph: whether the result can be differentiated again.
 
     Cost: several times the time of the first gradients. Memory is needed for one block of complete rows or, with
@@ -72,7 +73,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
 
 class _Slices:
-    """Slicing of all tensors to one tile: query, key, value, bias, parameters, captured tensors and two gradients.
+    """Slicing of tensors to one tile: the sources of the inputs, and the upstream gradients of output and lse.
 
     Args:
         inputs: the checked inputs.
@@ -138,7 +139,7 @@ def _of_tile(
 
 
 def _leaf(x: Tensor, create_graph: bool) -> Tensor:
-    """Return ``x`` as a new leaf for second derivatives or, with ``create_graph``, as a view that keeps the graph."""
+    """Return ``x`` as a new leaf of the graph or, with ``create_graph``, as a view that is connected to its graph."""
     return x.view_as(x) if create_graph and x.requires_grad else x.detach().requires_grad_()
 
 
@@ -162,7 +163,7 @@ def _gradients(
     needed: Sequence[bool],
     create_graph: bool,
 ) -> Tensors:
-    """Return the gradients of all results that have an upstream gradient; None for leaves that are not needed."""
+    """Return the gradients of the results with respect to all needed leaves; None for the other leaves."""
     pairs = [
         (x, grad)
         for x, grad in zip(results, grads, strict=False)

@@ -29,7 +29,7 @@ _LARGEST = 64.0  # largest score; the rounding error of differences is a few tim
 
 
 def can_use_products(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Return whether the kernel and the size of the scores allow statistics to be computed from products."""
+    """Return whether the kernel and the inputs allow statistics to be computed from products."""
     if not (is_plain(inputs.query) and is_plain(inputs.key)) or 0 in inputs.shape:
         return False
     if not inputs.is_plain or inputs.softcap is not None or inputs.sink_logit is not None:
@@ -83,7 +83,7 @@ def _column_sums(inputs: AttentionInputs, rule: Mask, lse: Tensor, impl: str | K
 
 
 def _in_compute_dtype(inputs: AttentionInputs) -> AttentionInputs:
-    """Convert the inputs to float32 or wider, in which all statistics are computed."""
+    """Return the inputs in float32 or wider, because all statistics are computed in this precision."""
     return inputs.replaced(
         query=inputs.query.to(inputs.compute_dtype), key=inputs.key.to(inputs.compute_dtype), dtype=inputs.compute_dtype
     )

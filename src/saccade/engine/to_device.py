@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """Return the device and the dtype in the positional and keyword arguments of ``A.to(...)``; None if missing."""
+    """Return the device and the dtype from the arguments of ``A.to(...)``; None for one that was not passed."""
     device, dtype = None, None
     for name in named:
         if name not in ("device", "dtype"):

@@ -1,4 +1,4 @@
-"""Evaluation under `vmap`: functions that read tensor values run once, with all samples folded into the batch."""
+"""Evaluation under `vmap`. Functions that read tensor values run once, with all samples folded into the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BatchFunction = Callable[..., tuple[Tensor, ...]]
 
 
 def are_mapped(inputs: AttentionInputs, *others: Tensor) -> bool:
-    """Return whether `vmap` maps any input tensor, so that its values cannot be read."""
+    """Return whether `vmap` maps any of the tensors. If so, tensor values cannot be read."""
     return any(is_mapped(x) for x in (*inputs.leaves, *others))
 
 
@@ -55,7 +55,7 @@ def _fold_samples(
 
 
 class _OfAllSamples(torch.autograd.Function):
-    """Autograd function that evaluates a function once on all samples of `vmap`, as one batch."""
+    """Autograd function that calls a function once under `vmap`, with all samples as a single batch."""
 
     forward = staticmethod(_evaluate)
 

@@ -1,4 +1,4 @@
-"""Lazy matrices: exact softmax attention, its scores, its parts, and sums and products of matrices."""
+"""Lazy matrices: exact softmax attention, its scores, gradients, stored weights, and sums and products of matrices."""
 
 from saccade.matrix.attention_matrix import AttentionMatrix, Impl, ScoreMatrix, matrix_from_inputs
 from saccade.matrix.dense_matrix import DenseMatrix

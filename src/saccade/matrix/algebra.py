@@ -16,10 +16,10 @@ from saccade.support.validation import is_number
 
 
 class ByRows(DerivedMatrix):
-    """Base class of matrices that are computed for one head of one batch item, a few complete rows at a time."""
+    """Base class of matrices that are computed a few complete rows at a time, for one head of one batch item."""
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        """Return some rows of one head of the sum or product, ``[rows, kv_len]`` in float32 or wider."""
+        """Return the given rows of one head of the sum or product, ``[rows, kv_len]`` in float32 or wider."""
         raise NotImplementedError
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -104,7 +104,7 @@ class Chain(ByRows):
         first: ``[batch, heads, q_len, m]``.
         second: ``[batch, heads, m, kv_len]``.
 
-    Cost: a product with values costs one product with each matrix. Statistics read all blocks of the second matrix
+    Cost: a product with values costs one product with each matrix. Statistics read the whole second matrix
     again for each megabyte of rows.
 
     Example:
@@ -162,7 +162,7 @@ class Chain(ByRows):
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """Multiply a matrix by values whose number of heads may differ from the matrix's number of key heads."""
+    """Return ``matrix @ value``, even if ``value`` has more or fewer heads than the matrix has key heads."""
     groups, value_heads = matrix.kv_heads, value.shape[1]
     if value_heads == groups:
         return matrix.matmul(value)
@@ -206,7 +206,7 @@ def _part_of_factor(factor: float | Tensor, batch: int, head: int, rows: range) 
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """Check the factor of a matrix in a sum, and convert it to the form in which `Sum` stores factors."""
+    """Check the factor of a matrix in a sum, and return it as a number or a tensor that broadcasts to the matrix."""
     if is_number(factor):
         return float(factor)
     batch, heads, q_len, _ = matrix.shape

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class OfInputs(Matrix):
-    """Base class of `AttentionMatrix` and `ScoreMatrix`, the matrices that are computed from checked inputs."""
+    """Base class of `AttentionMatrix` and `ScoreMatrix`, which are both computed from checked inputs."""
 
     inputs: AttentionInputs
 

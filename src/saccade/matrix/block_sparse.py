@@ -22,7 +22,7 @@ _SMALLEST = 16  # smallest block for which matrix products take longer than gath
 
 
 def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> AttentionMatrix:
-    """Restrict each query of a softmax matrix to the key blocks selected for it.
+    """Return a softmax matrix in which each query may attend only to the key blocks selected for it.
 
     Args:
         matrix: any softmax matrix. Its masked pairs stay masked.
@@ -37,7 +37,7 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
 
 
 def _kernel_for(inputs: AttentionInputs, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
-    """Return the fastest block-sparse kernel for the inputs, or "auto" if none can run them or others are faster."""
+    """Return the fastest block-sparse kernel for the inputs, or "auto" if other kernels are needed or faster."""
     _, heads, q_len, kv_len = inputs.shape
     if _BY_BLOCK.verdict(inputs, Request()).cannot:
         return "auto"

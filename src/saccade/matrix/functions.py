@@ -61,7 +61,7 @@ def attention(
 
     Raises:
         ValueError, TypeError: arguments do not match.
-        UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
+        UnsupportedError: the kernel named by ``impl`` does not support these inputs; every reason is listed.
 
     Cost: time O(pairs in the mask's plan · head_dim). Beyond inputs and output, memory is needed for one tile or a few
     blocks of scores, 4 or 8 MB each; with ``impl="reference"``, it is O(q_len · kv_len). Exact: yes. Deterministic:

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def outside_graphs(method: F) -> F:
-    """Decorate a method of a matrix so that a compiled program runs it between two graphs.
+    """Decorate a method of a matrix so that a compiled program interrupts its graph to run the method in Python.
 
     With ``fullgraph=True``, the compiler raises an error that contains the reason. An exported program cannot call
     Python, so the method raises an `UnsupportedError` during export.

@@ -129,7 +129,7 @@ def _slice_of_one(place: int) -> slice:
 
 
 def _shared_indices(first: range, second: range) -> tuple[Tensor, Tensor]:
-    """Return the row or column indices that two ranges share, as offsets in the first and in the second range."""
+    """Return where two ranges have indices in common: the offsets of these indices in the first and second range."""
     indices = torch.arange(first.start, first.stop, first.step, device="cpu")
     steps = (indices - second.start).div(second.step, rounding_mode="floor")
     is_shared = (steps * second.step + second.start == indices) & (steps >= 0) & (steps < len(second))

@@ -69,7 +69,7 @@ class Matrix(Operators, ABC):
         """
 
     def entries(self, block: Block) -> Tensor:
-        """Return the entries of this matrix at the rows and columns of a block, for example of another matrix's block.
+        """Return the entries of this matrix at the rows and columns of a block, which may belong to another matrix.
 
         Args:
             block: the block; only its ``batch``, ``heads``, ``rows`` and ``columns`` are read.
@@ -192,7 +192,7 @@ class Matrix(Operators, ABC):
             return tuple(results[index] for index in range(len(statistics)))
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Compute those statistics that do not need `blocks`, and return their results by index in ``statistics``."""
+        """Compute the statistics that do not need `blocks`, and return the results by index in ``statistics``."""
         return {}
 
     @outside_graphs
@@ -304,7 +304,7 @@ class Matrix(Operators, ABC):
         return dense
 
     def after_tracing(self) -> Self:
-        """Return the matrix with the masks of a traced program read, for methods that run outside of the graph."""
+        """Return the matrix with masks of a traced program converted to ordinary masks, to run outside of the graph."""
         return self
 
     def __repr__(self) -> str:
@@ -357,10 +357,10 @@ class Matrix(Operators, ABC):
 
 
 class DerivedMatrix(Matrix):
-    """A matrix computed from another matrix. By default, shape, dtype, device, heads and `is_stochastic` are the same.
+    """A matrix computed from another matrix, with the same shape, dtype, device, heads and `is_stochastic` by default.
 
     Args:
-        inner: the other matrix.
+        inner: the matrix to compute from.
     """
 
     def __init__(self, inner: Matrix):

@@ -1,4 +1,4 @@
-"""Operators that lazy matrices share with tensors. Other methods of tensors raise errors that suggest alternatives."""
+"""Operators that lazy matrices share with tensors. Other tensor methods raise errors that suggest alternatives."""
 
 from __future__ import annotations
 

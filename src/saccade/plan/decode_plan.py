@@ -1,6 +1,6 @@
 """Plans for decoding, where each new token needs a plan for a single row.
 
-Bounds are computed as arrays over groups of rows, so planning one row costs as much as planning a few hundred. The
+Bounds are computed as arrays over groups of rows, so planning one row takes as long as planning a few hundred. The
 bounds of many upcoming rows are therefore computed at once, and each decoded token uses the bounds of its row.
 """
 
@@ -17,7 +17,7 @@ ROWS = 128  # rows whose bounds are computed at once; blocks start at multiples,
 
 
 class _Term(NamedTuple):
-    """One of the disjoint masks of a decode plan, with the visible keys and the undecided keys of each upcoming row."""
+    """A mask of a decode plan, with each upcoming row's visible keys and the keys that the bounds leave undecided."""
 
     rule: Rule
     step: int
@@ -26,7 +26,7 @@ class _Term(NamedTuple):
 
 
 class RowsAhead:
-    """Bounds of a mask for the next rows to be decoded. The keys of each row end at the row's position.
+    """Bounds of a mask for the next rows to be decoded. Each row has keys up to its own position.
 
     Args:
         rule: the mask, which must be the same for all batch items.
@@ -48,7 +48,7 @@ class RowPlan(Plan):
     """The plan of a single decoded row, with one tile for each of the disjoint masks in `Rule.terms`.
 
     Args:
-        rows: bounds of a block of rows that contains the row.
+        rows: bounds for a block of rows that includes this row.
         position: position of the row.
         shape: (batch, heads, 1, kv_len).
     """

@@ -1,4 +1,4 @@
-"""Sets of keys stored as sorted ranges, many sets at a time, and bounds on the keys that a mask allows.
+"""Arrays of key sets, stored as sorted ranges, and bounds on the keys that a mask allows.
 
 A `Spans` stores one set of integers per *row group*, as a structure of arrays: ``starts`` and ``ends`` of shape
 ``[groups, slots]``. Ranges are half-open, sorted and disjoint, with empty slots last. All operations are composed of
@@ -34,14 +34,14 @@ class Spans(NamedTuple):
 
     @classmethod
     def within(cls, domain: KeyDomain, first: Ints | int, stop: Ints | int) -> Spans:
-        """Return the key ranges ``first <= key < stop`` of each group, restricted to its domain."""
+        """Return one key range per group, ``first <= key < stop``, restricted to the group's domain."""
         starts = np.clip(first, domain.first, domain.stop)
         ends = np.clip(stop, starts, domain.stop)
         return cls(*_packed(starts[:, None], ends[:, None], domain))
 
     @classmethod
     def of(cls, starts: Ints, ends: Ints, domain: KeyDomain) -> Spans:
-        """Return the key ranges ``starts <= key < ends``, int64 ``[groups, slots]``, restricted to the domain."""
+        """Return the sets of keys in the ranges ``starts <= key < ends``, int64 ``[groups, slots]``, and the domain."""
         first, stop = domain.first[:, None], domain.stop[:, None]
         return cls(*_packed(np.clip(starts, first, stop), np.clip(ends, first, stop), domain))
 
@@ -68,14 +68,14 @@ class Spans(NamedTuple):
         return Spans(*_packed(starts, ends, domain))
 
     def intersection(self, other: Spans, domain: KeyDomain) -> Spans:
-        """Return the keys in both sets, computed by De Morgan's law."""
+        """Return the keys that are in both sets, for each group."""
         if self.starts.shape[1] == other.starts.shape[1] == 1:
             return Spans(*_packed(np.maximum(self.starts, other.starts), np.minimum(self.ends, other.ends), domain))
         gaps = self.complement(domain).union(other.complement(domain), domain)
         return gaps.complement(domain)
 
     def minus(self, other: Spans, domain: KeyDomain) -> Spans:
-        """Return the keys in the first set but not in the second."""
+        """Return the keys that are in this set but not in ``other``, for each group."""
         return self.complement(domain).union(other, domain).complement(domain)
 
     def where(self, choose: npt.NDArray[np.bool_], other: Spans) -> Spans:
@@ -100,7 +100,7 @@ class Spans(NamedTuple):
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """Yield the non-empty key ranges of each group. Keys differ from the group's row by multiples of ``step``."""
+        """Yield each group's non-empty key ranges, with only the keys at multiples of ``step`` from the group's row."""
         for some in range(0, len(rows), _AT_ONCE):
             chunk = slice(some, some + _AT_ONCE)
             numbers = (self.starts[chunk].tolist(), self.ends[chunk].tolist(), rows[chunk].tolist())
@@ -156,7 +156,8 @@ def _sort_rows(values: Ints) -> None:
 class Bounds(NamedTuple):
     """Bounds on the keys that a mask allows for a group of rows.
 
-    ``any_row`` contains every key that is visible to any row; ``all_rows`` contains only keys visible to all rows.
+    ``any_row`` contains every key that is visible to at least one row; ``all_rows`` contains only keys that are visible
+    to all rows.
     """
 
     any_row: Spans
@@ -169,28 +170,28 @@ class Bounds(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether both sets are the same object, which is how masks declare exact bounds to save half of the work."""
+        """Whether the bounds are exact. Masks signal this by using the same object for both sets, which saves work."""
         return self.any_row is self.all_rows
 
     @classmethod
     def unknown(cls, domain: KeyDomain) -> Bounds:
-        """Return bounds for an unknown mask: any key may be visible to some row, and none is known to be visible."""
+        """Return bounds for an unknown mask: any key may be visible to some row, and no key is known to be."""
         return cls(Spans.everything(domain), Spans.nothing(domain))
 
     def both(self, other: Bounds, domain: KeyDomain) -> Bounds:
-        """Return the key bounds of the mask ``a & b`` from those of ``a`` and ``b``."""
+        """Return the key bounds of the intersection ``a & b`` of two masks, given the bounds of each."""
         any_row = self.any_row.intersection(other.any_row, domain)
         both_exact = self.is_exact and other.is_exact
         return Bounds(any_row, any_row if both_exact else self.all_rows.intersection(other.all_rows, domain))
 
     def either(self, other: Bounds, domain: KeyDomain) -> Bounds:
-        """Return the key bounds of the mask ``a | b`` from those of ``a`` and ``b``."""
+        """Return the key bounds of the union ``a | b`` of two masks, given the bounds of each."""
         any_row = self.any_row.union(other.any_row, domain)
         both_exact = self.is_exact and other.is_exact
         return Bounds(any_row, any_row if both_exact else self.all_rows.union(other.all_rows, domain))
 
     def inverted(self, domain: KeyDomain) -> Bounds:
-        """Return the key bounds of ``~a``: keys visible to no row become visible to all rows, and vice versa."""
+        """Return the key bounds of an inverted mask: keys visible to no row become visible to all, and vice versa."""
         any_row = self.all_rows.complement(domain)
         return Bounds(any_row, any_row if self.is_exact else self.any_row.complement(domain))
 

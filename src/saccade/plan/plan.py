@@ -24,7 +24,7 @@ _MOST_CACHED_TILES = 4096  # a plan with more tiles does not cache them but reco
 
 
 class Plan:
-    """A plan for one mask and one matrix shape: tiles, which are computed on first use.
+    """The plan for one mask and one matrix shape, with tiles that are computed on first use.
 
     Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
@@ -63,7 +63,7 @@ class Plan:
 
     @cached_property
     def pairs(self) -> int:
-        """Number of query-key pairs in all tiles, including every visible pair, summed over batch and heads."""
+        """Number of query-key pairs in all tiles, over batch and heads. The tiles include every visible pair."""
         return int(sum((layout.copies * layout.groups.rows * layout.widths).sum() for layout in self._layouts))
 
     @cached_property
@@ -107,7 +107,7 @@ def make(
     """Return the cheapest plan for a mask.
 
     Args:
-        rule: the mask on positions.
+        rule: the mask, evaluated at positions.
         shape: (batch, heads, q_len, kv_len).
         q_first, kv_first: positions of the first query and the first key. Further positions are consecutive.
         whole_rows: whether every row must be in a single tile, even if the mask combines masks with different steps.
@@ -147,7 +147,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
 
 
 def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
-    """Yield the sets of row cuts to try, all preferred cuts and then none, and whether the mask prefers more cuts."""
+    """Yield row cuts to try (all that the mask prefers, then none), each with whether the mask prefers further cuts."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     none = np.zeros(0, dtype=np.int64)
     can_cut = step == 1 and stop - first > 1
@@ -181,7 +181,10 @@ def _row_groups(items: list[int], cuts: list[Ints], block: int, step: int, sizes
 
 
 def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:
-    """Split rows at cuts (or into the residue classes of ``step``) and then into groups of at most ``block`` rows."""
+    """Split rows at cuts, or by residue modulo ``step``, and then into groups of at most ``block`` rows.
+
+    Return the first and the last row of each group.
+    """
     if step == 1:
         begins = np.concatenate([[first], cuts]).astype(np.int64)
         ends = np.concatenate([cuts, [stop]]).astype(np.int64)
@@ -197,9 +200,9 @@ def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tup
 
 
 def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """Return the cost of a row grouping (inf if infeasible), the part for fully visible keys, and a layout factory.
+    """Return the cost of a row grouping (inf if infeasible), and a function that builds its layout.
 
-    Costs of large groupings are estimated on a sample.
+    The second result is the cost of fully visible keys alone. Costs of large groupings are estimated on a sample.
     """
     count = len(groups.first)
     some = groups.at(np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.int64))) if count > _SAMPLE else groups

@@ -44,7 +44,7 @@ class Layout:
 
     @classmethod
     def of(cls, rule: Rule, sizes: Sizes, groups: Groups) -> Layout:
-        """Build the layout for groups of rows, with the keys visible to all rows of a group and the undecided keys."""
+        """Return the layout for the given groups of rows, computed from the bounds of the mask on each group."""
         kv_first, kv_len = sizes.kv_first, sizes.shape[3]
         keys = KeyDomain(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
         bounds = rule.bounds(groups, keys)
@@ -73,7 +73,7 @@ class Layout:
         return self.groups.rows * self._count(self.undecided) * self.num_distinct
 
     def is_feasible(self) -> bool:
-        """Return whether all residual masks of the layout are small enough, or no group can be made smaller."""
+        """Return whether every group has a single row or a small residual mask, or no tile needs a residual mask."""
         rows = self.groups.rows
         return bool(((self.residuals <= _MAX_RESIDUAL) | (rows == 1)).all()) or self._all_native()
 
@@ -89,7 +89,7 @@ class Layout:
         return self._cost_by_bounds() * few._cost_by_tiles() / (few._cost_by_bounds() or 1.0)
 
     def cost_of_fully_visible(self) -> float:
-        """Return the cost of the keys visible to all rows, which every grouping of the rows includes."""
+        """Return the cost of pairs that are visible to all rows of their group. Other groupings also compute them."""
         pairs = self.copies * self.groups.rows * self._count(self.all_rows)
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 
@@ -112,7 +112,7 @@ class Layout:
         return tuple(self._build_tiles())
 
     def _build_tiles(self) -> Iterator[Tile]:
-        """Yield the layout's tiles, with indices instead of positions and a residual mask for each column range."""
+        """Yield the layout's tiles, with indices instead of positions. Ranges without visible pairs are left out."""
         (batch, heads, _, _), q_first, kv_first = self.sizes
         step = self.groups.step
         numbers = (self.groups.batch.tolist(), self.groups.first.tolist(), self.groups.last.tolist())

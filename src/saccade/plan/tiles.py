@@ -39,7 +39,7 @@ class Groups(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A box of rows and keys in one batch item (or `ALL`), given by positions. Both ranges have the same step."""
+    """Ranges of row and key positions, with the same step, in one batch item (or in `ALL` items)."""
 
     batch: int
     rows: range
@@ -47,7 +47,7 @@ class Box(NamedTuple):
 
 
 class Triangle(NamedTuple):
-    """A causal residual mask, which kernels run natively: row r may attend to column c iff ``c <= r + offset``."""
+    """A causal residual mask, which kernels support natively: row r may attend to column c iff ``c <= r + offset``."""
 
     rows: int
     columns: int
@@ -55,12 +55,12 @@ class Triangle(NamedTuple):
 
     @property
     def is_square(self) -> bool:
-        """Whether the triangle is the plain causal square, of which fused kernels skip half of the pairs."""
+        """Whether the triangle is a square with offset 0, for which fused kernels skip half of the pairs."""
         return self.rows == self.columns and self.offset == 0
 
 
 class Rule(Protocol):
-    """The interface through which plans use masks, such as bounds on groups of rows. All coordinates are positions."""
+    """The interface through which plans read masks, for example their bounds. All coordinates are positions."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -72,7 +72,7 @@ class Rule(Protocol):
         ...
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return, for each group, bounds on the keys that are visible to any row and to all rows."""
+        """Return bounds on the keys that are visible to at least one row, and to all rows, of each group."""
         ...
 
     def partial(self, box: Box) -> bool | Hashable:
@@ -84,7 +84,7 @@ class Rule(Protocol):
         ...
 
     def terms(self) -> Sequence[tuple[int, Rule]]:
-        """Return disjoint masks whose union is this mask, each with the step between its rows and between its keys."""
+        """Return disjoint masks whose union is this mask, each with the step of its rows and keys."""
         ...
 
 
@@ -96,7 +96,7 @@ class ColumnRange(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A box of ``[batch, heads, q_len, kv_len]`` in indices, with the mask to evaluate in partial column ranges."""
+    """A box of a matrix ``[batch, heads, q_len, kv_len]``, in indices, and the mask to evaluate where it is partial."""
 
     batch: slice
     heads: slice

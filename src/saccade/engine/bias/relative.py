@@ -1,4 +1,4 @@
-"""Relative biases, which depend on the distance between query and key and are stored as tables of distances.
+"""Relative biases, which depend on the distance between query and key and are stored as one value per distance.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -119,7 +119,7 @@ class DistanceTerm(Term):
         return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
-        """Return the bias-table index of each diagonal, starting with the diagonal of the first row's last column."""
+        """Return the bias-table index of each diagonal of a tile, starting at the last column of the first row."""
         step, length = rows.step, len(rows) + len(span) - 1
         start = self.first + rows.start - span[-1]
         index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
@@ -184,7 +184,10 @@ def distance_term(
 def _addresses(
     bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return query and key addresses for a relative bias, int64 ``[batch | 1, len]``; None if they are consecutive."""
+    """Return the addresses of queries and keys, int64 ``[batch | 1, len]``, whose differences are the distances.
+
+    Both are None if the addresses are consecutive positions.
+    """
     if isinstance(rule, PositionedMask):
         return bias.address(rule.q_positions), bias.address(rule.kv_positions)
     q, kv = (

@@ -1,4 +1,4 @@
-"""Users' functions that change scores pair by pair, like FlexAttention's ``score_mod``, called once per tile."""
+"""Score functions of users, like FlexAttention's ``score_mod``. Each changes the scores of a whole tile per call."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Modification:
 
     @classmethod
     def of(cls, function: ScoreMod, place: tuple[Tensor, ...], dtype: torch.dtype) -> Modification:
-        """Create the modification, calling the score function on one pair to detect captured tensors with gradients.
+        """Create the modification. The score function is called on one pair to find captured tensors with gradients.
 
         Args:
             function: the user's score function.
-            place: batch item, head and positions of the pair, int64 ``[1, 1, 1, 1]`` each.
+            place: batch item, head, query position and key position of the pair, int64 ``[1, 1, 1, 1]`` each.
             dtype: the dtype of the scores.
         """
         answer = _call_function(function, torch.zeros(1, 1, 1, 1, dtype=dtype, device=place[0].device), place)
@@ -75,7 +75,7 @@ def _call_function(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]
 
 
 def _captured_leaves(answer: Tensor) -> list[Tensor]:
-    """Return the leaf tensors in which autograd would accumulate a score function's gradients."""
+    """Return the leaf tensors to which autograd would pass gradients from a score function's result."""
     nodes, seen, leaves = [answer.grad_fn], set(), []
     while nodes:
         node = nodes.pop()

@@ -1,4 +1,4 @@
-"""The sink logit, a learned term in the softmax denominator that absorbs attention but belongs to no key."""
+"""The sink logit, a trainable term in the softmax denominator that absorbs attention but belongs to no key."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def bytes_of_sink(rows: int, value_dim: int, wide: torch.dtype) -> int:
 
 
 def log_share(lse: Tensor, sink_logit: Tensor) -> Tensor:
-    """Return the log of the weight that a sink logit leaves for the keys, shaped like the lse; 0 for empty rows."""
+    """Return the log of the total weight of the keys after a sink is added, shaped like the lse; 0 for empty rows."""
     share = torch.nn.functional.logsigmoid(lse - sink_logit[None, :, None])
     return share.masked_fill(lse == -math.inf, 0.0)

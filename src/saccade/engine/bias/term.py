@@ -1,4 +1,4 @@
-"""Bias terms: matrices added to the scores, which are read, and differentiated, one tile at a time.
+"""Bias terms: matrices that are added to the scores. They are read and differentiated one tile at a time.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -35,7 +35,7 @@ class Term(Protocol):
         ...
 
     def read(self, tile: Tile) -> Tensor:
-        """Return the bias of a tile, differentiable and broadcastable to ``[batch, heads, rows, columns]``."""
+        """Return the bias of a tile, which is differentiable and broadcasts to ``[batch, heads, rows, columns]``."""
         ...
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class MaskedTerm(Term):
     """A bias term that also masks some queries and keys with -inf.
 
     Args:
-        term: the bias of all other queries and keys; None without a bias.
+        term: the bias for queries and keys that are not masked; None if it is 0.
         queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the bias is -inf.
         nothing: zeros ``[1, 1, 1, 1]``, used if ``term`` is None.
     """
@@ -133,11 +133,11 @@ def rows_of(x: Tensor, tile: Tile) -> Tensor:
 
 
 def entry(x: Tensor, *place: Tensor) -> Tensor:
-    """Index a bias tensor with four index tensors, one for each axis. Axes of size 1 are broadcast."""
+    """Return the entries of a bias tensor at four index tensors, one for each axis. Axes of size 1 are broadcast."""
     return x[tuple(index if size > 1 else index - index for size, index in zip(x.shape, place, strict=True))]
 
 
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
-    """Sum the gradient of a bias over batch items and heads that share the bias, which has the shape of ``like``."""
+    """Sum a bias gradient over the batch or head axis where ``like``, a tensor shaped like the bias, has size 1."""
     few = [axis for axis in range(2) if like.shape[axis] == 1 < x.shape[axis]]
     return x.sum(few, keepdim=True) if few else x

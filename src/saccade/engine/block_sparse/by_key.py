@@ -28,7 +28,9 @@ _ENTRIES = 1 << 19  # scores of a block processed at a time: 2 MB, which fit int
 
 
 class ByBlock(BlockSparseKernel):
-    """Exact block-sparse attention, one key block at a time with the queries that selected it. Results are merged.
+    """Exact block-sparse attention that computes one key block at a time, with all queries that selected it.
+
+    The partial results of each query are merged.
 
     Cost: time grows with the number of selected pairs. Beyond inputs and outputs, memory is needed for the partial
     results of one group of heads and for one index entry per selected block.
@@ -118,7 +120,7 @@ class _Step(NamedTuple):
         keys: the keys of the block.
         rows: indices of the queries, int64 ``[rows]``.
         query: the scaled queries, ``[rows, heads, head_dim]``.
-        scores: ``[rows, heads, keys]``, -inf for masked pairs. The kernel may overwrite them.
+        scores: ``[rows, heads, keys]``, -inf for masked pairs. The kernel may overwrite this tensor.
         slopes: derivatives of the softcap for the backward pass; None if there is no softcap or no backward pass.
     """
 

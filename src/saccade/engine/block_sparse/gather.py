@@ -29,10 +29,10 @@ _ENTRIES = 1 << 20  # number of key entries gathered at a time: 4 MB
 
 
 class Gathered(BlockSparseKernel):
-    """Exact block-sparse attention for which the selected keys are gathered (copied) for each query.
+    """Exact block-sparse attention that gathers (copies) the selected keys and values of each query.
 
     Cost: time grows with the number of selected pairs. Each pair is expensive, because a copy of a key is used for only
-    one query and its group of heads. Beyond inputs and outputs, memory is needed for a few rows.
+    one query and its group of heads. Beyond inputs and outputs, memory is needed for the copies of a few rows.
     """
 
     name = "gathered"
@@ -88,7 +88,7 @@ class Gathered(BlockSparseKernel):
 
 
 class _Step(NamedTuple):
-    """A chunk of queries and the gathered keys that each of them selected.
+    """A chunk of queries, and the gathered keys that each query selected.
 
     Attributes:
         rows: range of query indices.

@@ -33,7 +33,7 @@ class BlockSparseKernel(KernelWithBackward):
     """Base class of kernels that read only selected blocks of keys."""
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return the reasons why a block-sparse kernel cannot run these inputs."""
+        """Return the reasons why a block-sparse kernel does not support these inputs."""
         why = []
         if not isinstance(inputs.rule, SelectedBlocks):
             why.append("its mask does not select blocks of keys for each query")
@@ -59,7 +59,7 @@ def selected_blocks(inputs: AttentionInputs) -> SelectedBlocks:
 
 
 def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[list[Tensor], Tensor]:
-    """Return zero-filled gradients of query, key and value, and the row sums that the softmax gradient subtracts."""
+    """Return zeros for the gradients of query, key and value, and the row sums that the softmax gradient subtracts."""
     wide = inputs.compute_dtype
     grads = [torch.zeros_like(x, dtype=wide) for x in (inputs.query, inputs.key, value)]
     delta = (results.grad_out.to(wide) * results.out.to(wide)).sum(-1)
@@ -67,7 +67,7 @@ def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward)
 
 
 def cap_(scores: Tensor, softcap: float | None, *, needs_slopes: bool) -> tuple[Tensor, Tensor | None]:
-    """Apply the softcap to block-sparse scores in place. Return the scores, and its derivatives if these are needed."""
+    """Cap block-sparse scores in place. Return the scores and, if ``needs_slopes``, the derivatives of the softcap."""
     if softcap is None:
         return scores, None
     scores = scores.div_(softcap).tanh_()
@@ -104,10 +104,10 @@ class HeadGroup(NamedTuple):
         return x[self.item, self.kv_head].to(inputs.compute_dtype)
 
     def allowed(self, mask: SelectedBlocks, rows: Tensor, keys: Tensor) -> Tensor:
-        """Return which pairs in the selected blocks the mask allows, bool ``[rows, heads | 1, keys]``.
+        """Return which query-key pairs ``mask.rule`` allows for these heads, bool ``[rows, heads | 1, keys]``.
 
         Args:
-            mask: the selected blocks. Only the mask that they restrict is evaluated.
+            mask: the selected blocks. Only ``mask.rule`` is evaluated, because all keys are in selected blocks.
             rows: indices of queries, int64 ``[rows]``.
             keys: indices of keys, int64 ``[rows | 1, keys]``.
         """
@@ -195,7 +195,7 @@ class QueriesByBlock:
 
 
 def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
-    """Return bounds on the keys visible to each row, separately for each batch item if their masks differ."""
+    """Return bounds on the keys visible to each row, with separate bounds for batch items only if masks differ."""
     (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     items = [ALL] if mask.shape[0] == 1 else list(range(batch))
     row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))

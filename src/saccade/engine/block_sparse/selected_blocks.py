@@ -15,18 +15,18 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 def at_positions(rule: Mask) -> PositionedMask | None:
-    """Return a mask, or the mask within `SelectedBlocks`, if it is a `PositionedMask`; None if it is not."""
+    """Return the mask (or the mask that a `SelectedBlocks` restricts) if it is a `PositionedMask`; otherwise None."""
     rule = rule.rule if isinstance(rule, SelectedBlocks) else rule
     return rule if isinstance(rule, PositionedMask) else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SelectedBlocks(Mask):
-    """A mask that restricts the mask ``rule`` to the key blocks selected for each query.
+    """A mask that restricts another mask, ``rule``, to the key blocks selected for each query.
 
     Args:
         rule: the mask to restrict, as stored in the checked inputs.
-        origin: positions of the first query and the first key in that mask.
+        origin: positions of the first query and the first key in ``rule``.
         index: int32 ``[batch | 1, heads | head groups, q_len, slots]``: distinct block numbers in ascending order.
             Unused slots contain the total number of blocks.
         size: number of keys in a block.

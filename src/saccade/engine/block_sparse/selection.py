@@ -47,9 +47,9 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
 def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor], k: int, size: int) -> Tensor:
     """Return the blocks selected for each query, int32 ``[batch | 1, heads | kv_heads | 1, q_len, slots]``.
 
-    These are the ``k`` blocks with the highest scores among the blocks that are visible to the query. Ties go to the
+    The ``k`` blocks with the highest scores are selected, among those that are visible to the query. Ties go to the
     lower positions. Blocks of several keys that are only partly visible are always selected, and count towards ``k``.
-    See `saccade.engine.block_sparse.selected_blocks.SelectedBlocks` for the format.
+    The format is described in `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
 
     Args:
         inputs: the checked inputs.
@@ -103,7 +103,7 @@ def _select_in_rows(
 
 
 def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tuple[int, int]) -> None:
-    """Raise an error unless the scores that rank keys or blocks have a valid shape."""
+    """Raise an error unless the scores have one row per query and one column per key or per block."""
     (batch, heads, _, _), groups, shape = inputs.shape, inputs.key.shape[1], tuple(scores.shape)
     fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, groups, heads) and shape[2] == rows
     if not fits or shape[3] not in widths:
@@ -112,9 +112,9 @@ def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tu
 
 
 def _over_sharing_heads(x: Tensor, sharing: int, heads: int) -> Tensor:
-    """Reduce visible keys by `any`, or counts by minimum and maximum, over heads that share selected blocks.
+    """Combine all heads that share selected blocks in ``x [items, heads | 1, ...]``.
 
-    Both have the shape ``[items, heads | 1, ...]``.
+    Bools, which mark visible keys, are combined by `any`; counts of visible keys by minimum and maximum.
     """
     if x.shape[1] == 1:
         return x

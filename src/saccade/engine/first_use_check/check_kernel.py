@@ -28,8 +28,8 @@ def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, grad
     """Run a kernel and compare a few of its rows with the definition.
 
     The compared rows are the first, the last, rows on both sides of block and tile edges, and a few random rows. The
-    compared heads are the first two and the first of the next group in the first batch item, the last head of the last
-    item, and a random one. Errors are relative to the possible rounding error: the root of the sum of the squared
+    compared heads are the first two and the first head of the next group in the first batch item, the last head of the
+    last item, and a random one. Errors are relative to the possible rounding error: the root of the sum of the squared
     products that are added.
 
     Args:
@@ -114,7 +114,7 @@ class _KernelResults(NamedTuple):
         return cls(out, lse if gives_lse else None, of_rows, of_lse)
 
     def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the kernel's gradients of all leaves, with upstream gradients for the compared rows only."""
+        """Return the kernel's gradients with respect to all leaves. Upstream gradients are 0 in rows not compared."""
         both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
         parts = [(results, of_picks) for results, of_picks in both if results is not None and results.requires_grad]
         if not parts:
@@ -257,7 +257,7 @@ def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
 
 
 class ReferenceRows(NamedTuple):
-    """Reference rows for a `Pick`: results and gradients by the definition, and their possible rounding errors."""
+    """Reference rows for a `Pick`: results and gradients from the definition, and their possible rounding errors."""
 
     out: Tensor
     lse: Tensor
@@ -273,7 +273,7 @@ def reference_rows(
     """Compute the reference rows of a `Pick` from the definition, in float64 if the device supports it.
 
     Args:
-        inputs, value: those of the product.
+        inputs, value: inputs and values of the product.
         pick: the rows to compute.
         of_rows, of_lse: upstream gradients of the rows' outputs ``[rows, value_dim]`` and lse ``[rows]``.
         gradients: whether to compute gradients from ``of_rows`` and ``of_lse``.

@@ -132,7 +132,7 @@ class _Kind(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """The latest first-use check of a kind of product, and the checked combinations (value width, gradients)."""
+    """The latest first-use check for a kind of product, and all checked pairs of value width and need for gradients."""
 
     result: FirstUse
     covered: frozenset[tuple[int, bool]]
@@ -147,7 +147,7 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, kernel_inputs:
     There is one warning for each kind of product that fails the check.
 
     Args:
-        kernel, inputs, value: those of the product.
+        kernel, inputs, value: kernel, inputs and values of the product.
         kernel_inputs: the inputs as the kernel reads them, possibly with permuted rows.
     """
     if not kernel.is_checked or not is_on(inputs) or inputs.query.is_meta or not is_plain(inputs.query):

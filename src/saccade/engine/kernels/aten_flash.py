@@ -154,14 +154,14 @@ def held(
 
 
 def bytes_of_backward(rows: int, columns: int, item: int) -> int:
-    """Return the bytes that torch's flash operation uses in the backward pass for each thread."""
+    """Return the bytes per thread that torch's flash operation uses in the backward pass."""
     height, span = _block_size(rows, columns)
     wide = max(item, 4)
     return 2 * height * span * (wide + (item if item < wide else 0))
 
 
 def _block_size(rows: int, columns: int) -> tuple[int, int]:
-    """Return the numbers of rows and keys that torch's flash operation processes at a time."""
+    """Return the numbers of rows and of keys in a block of torch's flash operation."""
     return min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32), min(columns, _KEYS_AT_ONCE)
 
 
@@ -187,7 +187,7 @@ def multiplies_slowly(dtype: torch.dtype) -> bool:
 
 
 def _folds_heads(q: Sequence[int], kv_heads: int, causal: bool) -> bool:
-    """Return whether to pass the query heads of a group to torch's flash operation as rows of a single head."""
+    """Return whether torch's flash operation should receive the query heads of a group as rows of a single head."""
     _, heads, rows, _ = q
     return heads // kv_heads * rows <= _FOLDED and (rows == 1 or not causal)
 

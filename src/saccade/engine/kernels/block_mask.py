@@ -22,7 +22,7 @@ def blocks_of(
     """Build FlexAttention's BlockMask from the bounds of a mask.
 
     Args:
-        rule: the mask on positions.
+        rule: the mask, evaluated at positions.
         shape: shape of the matrix, ``(batch, heads, q_len, kv_len)``.
         origin: positions of the first query and the first key.
         device: the device on which FlexAttention will run.
@@ -60,7 +60,7 @@ def blocks_of(
 
 
 def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
-    """Return the number of keys of each group in each block of a BlockMask, int64 ``[groups, len(edges) - 1]``."""
+    """Count the keys of each group in each column block of a BlockMask, int64 ``[groups, len(edges) - 1]``."""
     below = np.zeros((len(spans.starts), len(edges)), dtype=np.int64)
     for slot in range(spans.starts.shape[1]):
         start, end = spans.starts[:, slot, None], spans.ends[:, slot, None]
@@ -69,9 +69,9 @@ def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
 
 
 def _block_lists(which: npt.NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return how many blocks each row of a BlockMask needs, int32 ``[items, 1, rows]``, and block indices.
+    """Return the number of blocks that each row of a BlockMask needs, int32 ``[items, 1, rows]``, and their indices.
 
-    The indices of needed blocks come first in each row.
+    The indices, int32 ``[items, 1, rows, columns]``, list needed blocks first, then all others.
     """
     marked = torch.from_numpy(which).to(device)[:, None]
     order = torch.argsort(marked.to(torch.int8), dim=-1, descending=True, stable=True)

@@ -40,7 +40,7 @@ class Flex(Kernel):
     devices: tuple[str, ...] = ("cuda",)
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why FlexAttention cannot run these inputs, or why ``impl="auto"`` should skip it."""
+        """Return why FlexAttention does not support these inputs, or why ``impl="auto"`` should skip it."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
@@ -67,7 +67,7 @@ class Flex(Kernel):
         return Verdict(tuple(why), should_skip)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of FlexAttention: the pairs that it computes, and the bytes of results and block lists."""
+        """Return the cost of FlexAttention: the number of pairs, and the bytes of results and block lists."""
         batch, heads, q_len, kv_len = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
@@ -112,7 +112,7 @@ def _compiled_flex() -> Any:
 
 
 def _with_recompile_limit(compiled: Any) -> Any:
-    """Set the limit of graphs to `_MOST_KINDS` while compiled FlexAttention runs, as torch 2.11 requires."""
+    """Wrap compiled FlexAttention so that it runs with recompile limit `_MOST_KINDS`; torch 2.11 has no such option."""
     from torch._dynamo import config  # noqa: PLC0415  imports a compiler
 
     def called(*tensors: Any, **options: Any) -> Any:
@@ -136,8 +136,8 @@ def _cached_block_mask(inputs: AttentionInputs) -> Any:
 def _score_mod(inputs: AttentionInputs) -> Any:
     """Return the ``score_mod`` for FlexAttention, which applies scale, softcap and bias, in this order.
 
-    Numbers are passed as tensors. Python numbers would become constants, so that each value needs a separate graph, and
-    a changed softcap does not compile at all.
+    Numbers are passed as tensors. Python numbers would become constants, so each value would need a separate graph,
+    and a changed softcap would not compile at all.
     """
     bias, device = inputs.bias, inputs.device
     is_default = inputs.scale == inputs.query.shape[3] ** -0.5

@@ -35,7 +35,9 @@ _PAIR_OF_ROWS = 3.0  # time per pair with complete rows, relative to this kernel
 
 
 class Fused(KernelWithBackward):
-    """Exact attention with the operation behind ``F.scaled_dot_product_attention``, run on the tiles of a plan.
+    """Exact attention with torch's flash operation, which ``F.scaled_dot_product_attention`` also uses on CPUs.
+
+    The operation runs on the tiles of a plan.
 
     Cost: time grows with the number of pairs in the tiles. Beyond inputs and outputs, memory is needed for one tile.
     """
@@ -45,7 +47,7 @@ class Fused(KernelWithBackward):
     defers_to = "tiled"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why torch's flash operation cannot run these inputs, or why complete rows are faster."""
+        """Return why torch's flash operation does not support these inputs, or why another kernel is faster."""
         plan, why = inputs.plan, []
         if request.impl == "auto" and aten_flash.multiplies_slowly(inputs.query.dtype) and _has_large_gradient(inputs):
             name = str(inputs.query.dtype).removeprefix("torch.")
@@ -127,7 +129,7 @@ class Fused(KernelWithBackward):
 
 
 def _has_large_gradient(inputs: AttentionInputs) -> bool:
-    """Return whether query or key needs a gradient and there are so many scores that starting a kernel costs little."""
+    """Return whether query or key needs a gradient, over so many scores that starting a kernel costs little."""
     is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
     return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
 
@@ -162,7 +164,7 @@ def _first_columns(x: Tensor, width: int) -> Tensor:
 
 
 def _sign(inputs: AttentionInputs) -> float | None:
-    """Return the factor for queries that allows a positive scale; None if the scale is already positive."""
+    """Return the factor of queries that makes the scale positive: -1, or 0 for scale 0; None if no factor is needed."""
     return None if inputs.scale > 0.0 else -1.0 if inputs.scale < 0.0 else 0.0
 
 
@@ -216,7 +218,7 @@ def _keys_and_values(inputs: AttentionInputs, value: Tensor, call: Call) -> tupl
 
 
 def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the keys and values for a call to torch's flash operation with all rows and one range of columns."""
+    """Return the keys and values for a single flash call, which covers all rows and one range of columns."""
     if call.tile.width == inputs.shape[3]:
         return inputs.key, value
     span = call.columns[0]
@@ -224,7 +226,7 @@ def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tu
 
 
 def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Merge the outputs and lse of attention over two disjoint sets of keys."""
+    """Return output and lse over all keys, given the results (output, lse) over two disjoint sets of keys."""
     (a, lse_a), (b, lse_b) = left, right
     lse = torch.logaddexp(lse_a, lse_b)
     share = (lse_b - lse.masked_fill(lse == -math.inf, 0.0)).exp()[..., None]

@@ -53,14 +53,14 @@ class Call(NamedTuple):
 
 
 def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
-    """Yield the calls to torch's flash operation for one tile. Together they cover each column of the tile once."""
+    """Yield the calls to torch's flash operation for one tile. The calls cover each column of the tile once."""
     for number, (columns, is_triangle) in enumerate(_column_groups(tile)):
         causal, is_fully_visible = is_triangle and inputs.bias is None, not is_triangle and _all_fully_visible(columns)
         yield Call(tile._replace(columns=columns), causal, is_fully_visible, number == 0)
 
 
 def single_call(inputs: AttentionInputs) -> Call | None:
-    """Return a call to torch's flash operation that computes the full product; None if several calls are needed.
+    """Return the call to torch's flash operation that computes the full product; None if one is not enough.
 
     The call covers all rows and columns or, without a bias, a single range of columns, so that its keys are a view.
     """
@@ -189,7 +189,7 @@ def fits_into_cache(entries: int, held: int) -> bool:
 
 
 def _cached_hidden_terms(inputs: AttentionInputs, call: Call) -> Added:
-    """Return the additive mask of a call, 0 for allowed pairs and -inf for masked pairs; cached if it cannot change."""
+    """Return the additive mask of a call: 0, or -inf for masked pairs. It is cached if the mask cannot change."""
     key = hidden_key(inputs, call)
     memo = inputs.plan.memo if inputs.rule.is_value else {}
     cached = memo.get(key)
@@ -204,7 +204,7 @@ def _cached_hidden_terms(inputs: AttentionInputs, call: Call) -> Added:
 
 
 def hidden_terms(inputs: AttentionInputs, piece: Tile) -> Added:
-    """Compute the additive mask of a tile, 0 for allowed pairs and -inf for masked pairs, without the cache."""
+    """Compute the additive mask of a tile: 0 for allowed pairs, -inf for masked pairs. Nothing is cached."""
     visible = allowed(inputs, piece)
     assert visible is not None  # some column range is partial
     if inputs.rule.is_value:  # batch items and heads with the same mask share a cache entry

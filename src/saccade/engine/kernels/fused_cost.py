@@ -82,7 +82,7 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
 
 
 def _bytes_of_copies(inputs: AttentionInputs, value_dim: int) -> tuple[MemoryUse, int]:
-    """Return the bytes of the fused kernel's copies of query, key and value, and the width of the copies."""
+    """Return the memory for the fused kernel's copies of query, key and value, and the width of the copies."""
     (batch, heads, q_len, _), query, key = inputs.shape, inputs.query, inputs.key
     is_straight = query.stride(3) == key.stride(3) == 1
     if query.shape[3] == value_dim and inputs.scale > 0.0 and is_straight:
@@ -114,7 +114,7 @@ class _SimulatedRun:
         self._ledger_of_call = Ledger()  # memory of one call
 
     def call(self, call: Call) -> int:
-        """Account for one call to torch's flash operation except for its results, and return the bytes of these."""
+        """Account for the temporary memory of one call to torch's flash operation. Return the bytes of its results."""
         inputs, tile, ledger = self._inputs, call.tile, Ledger()
         self._ledger_of_call = ledger
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
@@ -135,7 +135,7 @@ class _SimulatedRun:
         return held.left
 
     def _added(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Return the bytes of a call's additive mask or bias, and its numbers of batch items and heads."""
+        """Account for a call's additive mask or bias. Return its bytes, and how many batch items and heads it has."""
         hidden, num_distinct = (0, None) if call.causal else self._hidden(call)
         bias = self._inputs.bias
         if bias is None:
@@ -154,7 +154,7 @@ class _SimulatedRun:
         return held.left, (max(sizes[0], bias.source.shape[0]), max(sizes[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Return what `_added` returns without a bias. Masks that would be cached stay on the ledger."""
+        """Account for a call's additive mask without a bias, like `_added`. Cached masks stay on the ledger."""
         inputs, tile = self._inputs, call.tile
         if all(strip.partial is True for strip in tile.columns):
             return 0, None
@@ -175,6 +175,6 @@ class _SimulatedRun:
 
 
 def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
-    """Return the numbers of batch items and heads of an additive mask that contains ``copies`` matrices."""
+    """Return the batch and head sizes of an additive mask that consists of ``copies`` matrices."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

@@ -2,7 +2,7 @@
 
 An operation on all of torch's threads takes as long as the slowest thread, so a product of many calls waits for all
 threads once per call. While other processes are busy, some thread is preempted at almost any time, and such a product
-takes many times longer than its share of the processors would allow. When the system reports preemptions, the remaining
+takes many times longer than the loss of processor time explains. When the system reports preemptions, the remaining
 calls of a product are therefore distributed over threads that each run complete calls. The results are added in a fixed
 order, so they are bit-identical regardless of the thread that computes them.
 
@@ -85,7 +85,7 @@ def threads_for(inputs: AttentionInputs) -> int:
 
 
 def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[Tile]:
-    """Yield a tile, split by heads if the tile is a large part of the fused product."""
+    """Yield the tile itself or, if it is a large part of the fused product, its parts with fewer heads."""
     size = inputs.shape[1] // _num_head_parts(inputs, threads)
     if 4 * threads * _pairs_of_tile(tile) <= inputs.plan.pairs:
         size = inputs.shape[1]
@@ -94,7 +94,7 @@ def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[
 
 
 def _num_head_parts(inputs: AttentionInputs, threads: int) -> int:
-    """Return how many parts a tile's heads may be split into; 1 if the mask would be recomputed for each part."""
+    """Return the number of parts for splitting a tile by heads; 1 if every part would recompute the mask."""
     return math.gcd(inputs.key.shape[1], threads) if inputs.rule.is_value else 1
 
 
@@ -104,7 +104,7 @@ def _pairs_of_tile(tile: Tile) -> int:
 
 
 class _PreemptionMonitor:
-    """A monitor of how often the system preempts this process's threads."""
+    """A monitor that measures how often the system preempts the threads of this process."""
 
     def __init__(self) -> None:
         self._time, self._count, self._is_frequent = -math.inf, 0, False
@@ -125,8 +125,8 @@ _preemption = _PreemptionMonitor()
 class _Queue(Generic[Part]):
     """A queue of calls to torch's flash operation. Threads fetch calls in order, and results are added in that order.
 
-    If a result is ready before that of an earlier call, it is stored, and the thread of the earlier call adds both.
-    Therefore, threads only wait if another thread is so far behind that too many results would be stored.
+    A result that is ready before that of an earlier call is stored, and the thread of the earlier call adds both.
+    Therefore, threads wait only if another thread is so far behind that too many results would be stored.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ _size = 0
 
 
 def _pool_of(threads: int) -> ThreadPoolExecutor:
-    """Return the fused kernel's thread pool, started anew if it has fewer than ``threads`` threads."""
+    """Return the fused kernel's thread pool, after replacing it if it has fewer than ``threads`` threads."""
     global _pool, _size
     with _starting:
         if _pool is None or _size < threads:

@@ -21,7 +21,7 @@ Tensors = tuple[Tensor | None, ...]
 
 
 class Request(NamedTuple):
-    """Options for one product ``A @ value``: kernel, dropout, and the required results.
+    """Options for one product ``A @ value``: kernel, dropout, and whether the lse and a backward pass are needed.
 
     Attributes:
         dropout_p: probability that a weight is dropped.
@@ -39,11 +39,11 @@ class Request(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A kernel's verdict on a request: whether it can run the inputs, and whether it should.
+    """A kernel's verdict on a request: whether it supports the inputs, and whether another kernel is better.
 
     Attributes:
-        cannot: every reason why the kernel cannot run the inputs exactly; empty if it can.
-        should_skip: reasons why ``impl="auto"`` should skip the kernel although it can run the inputs.
+        cannot: every reason why the kernel cannot compute the exact result; empty if it can.
+        should_skip: reasons why ``impl="auto"`` should skip the kernel although it supports the inputs.
     """
 
     cannot: tuple[str, ...] = ()
@@ -54,9 +54,9 @@ CAN_RUN = Verdict()
 
 
 class Backward(NamedTuple):
-    """Forward results and upstream gradients for a kernel's backward pass.
+    """Arguments of a kernel's backward pass: the results of the forward pass, and upstream gradients.
 
-    The lse of an empty row is +inf, so that its weights are 0.
+    In the lse, +inf marks empty rows, so that their weights are 0.
     """
 
     out: Tensor
@@ -66,7 +66,7 @@ class Backward(NamedTuple):
 
 
 def reasons_unless_dot_product(inputs: AttentionInputs) -> list[str]:
-    """Return the reasons why a kernel that supports only dot-product scores cannot run these inputs."""
+    """Return the reasons why a kernel for dot-product scores does not support these inputs."""
     why = []
     if inputs.tile_function is not None:
         why.append("it supports only dot products, and maps that end in one")
@@ -117,10 +117,10 @@ class Kernel(ABC):
     is_checked = False
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why the kernel cannot run these inputs, and why ``impl="auto"`` should skip it.
+        """Return why the kernel does not support these inputs, and why ``impl="auto"`` should skip it.
 
-        If ``request.impl`` is "auto", a single reason of either kind is enough. Before the kernel runs, or an error
-        lists the reasons, the complete list is requested with the kernel's name. By default, the kernel can run.
+        If ``request.impl`` is "auto", the verdict may contain only the first reason found. If it names the kernel, the
+        verdict must contain all reasons. By default, there are none.
         """
         return CAN_RUN
 

@@ -55,7 +55,7 @@ _NOT_INSTALLED = "saccade-cpu is not installed: pip install 'saccade-attention[c
 
 
 def _load() -> tuple[Any, str]:
-    """Import the compiled kernel's package. Return it, or None and the reason why it cannot be imported."""
+    """Import the compiled kernel's package. Return it and "", or None and the reason why it cannot be imported."""
     try:
         return import_module("saccade_cpu"), ""
     except ImportError:
@@ -66,7 +66,7 @@ def _load() -> tuple[Any, str]:
 
 @cache
 def abilities() -> int | None:
-    """Return the level of instructions that the compiled kernel uses; None if it is not installed or cannot be loaded.
+    """Return the instruction level of the compiled kernel; None if it is not installed or cannot be loaded.
 
     Levels on x86-64: 0 plain, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16, 4 AMX. On ARM: 0 NEON, 1 NEON with bfloat16.
     """
@@ -84,12 +84,12 @@ def is_on() -> bool:
 
 
 def reads(dtype: torch.dtype) -> bool:
-    """Return whether the compiled kernel can multiply numbers of this dtype on this processor."""
+    """Return whether the compiled kernel can multiply tensors of this dtype on this processor."""
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
 def read_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that the compiled kernel reads: ``dtype`` if it can multiply this dtype, float32 if not."""
+    """Return the dtype of tensors for the compiled kernel: ``dtype`` if `reads` allows it, float32 if not."""
     return dtype if reads(dtype) else torch.float32
 
 
@@ -106,18 +106,17 @@ _STEPS = Verdict((), ("its mask is strided, and it would also compute the pairs 
 class Native(KernelWithBackward):
     """Exact attention in compiled code, which processes a few rows at a time with all of their visible keys.
 
-    It computes float16 in float32, and bfloat16 too on processors that cannot multiply it.
+    Inputs in float16 are converted to float32, and so are those in bfloat16 if the processor cannot multiply bfloat16.
 
     Cost: time grows with the number of allowed pairs, even with dropout, softcaps and biases. Beyond inputs and
-    outputs, memory is needed for packed keys and values for each thread, and for float32 copies of half-precision
-    inputs that it converts.
+    outputs, memory is needed for packed keys and values for each thread, and for float32 copies of converted inputs.
     """
 
     name = "native"
     defers_to = "fused"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why the compiled kernel cannot run these inputs, or why `fused` is faster.
+        """Return why the compiled kernel does not support these inputs, or why `fused` is faster.
 
         With few keys, other kernels start faster. For a strided mask, the compiled kernel reads all keys and one bit
         per pair, whereas `fused` gathers only the keys that the stride selects. Other kernels are also faster for
@@ -202,7 +201,7 @@ class Native(KernelWithBackward):
 
 
 def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
-    """Return the compiled kernel's verdict on the inputs alone, without reasons to prefer other kernels."""
+    """Return the compiled kernel's verdict on the inputs, without regard to whether other kernels are faster."""
     query, why = inputs.query, []
     if not query.is_cpu:
         why.append(f"it runs on CPUs, not on {query.device.type}")
@@ -227,7 +226,7 @@ def _verdict_of_few_keys(count: int) -> Verdict:
 
 
 def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
-    """Return why other kernels are faster than converting half-precision inputs to float32; None if they are not."""
+    """Return why another kernel is faster than converting half-precision inputs to float32; None if none is."""
     (_, heads, q_len, _), dtype = inputs.shape, inputs.query.dtype
     if not aten_flash.multiplies_slowly(dtype):
         return f"torch multiplies {str(dtype).removeprefix('torch.')} on this processor, and it would need float32"
@@ -271,7 +270,7 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
 def _grad_of_bias(bias: Term, grad: Tensor, call: Call, grad_lse: Tensor | None) -> Tensor:
     """Convert the compiled kernel's gradient of a bias to the gradient of the source tensor of the bias.
 
-    A constant added to a full row changes only the lse, so its gradient is that of the lse.
+    A constant that is added to a full row changes only the lse, so the gradient of the constant is that of the lse.
     """
     if not grad.numel() or not bias.source.numel():  # there are no pairs
         return torch.zeros_like(bias.source)

@@ -1,4 +1,4 @@
-"""Arguments for the compiled kernel: the plan of a mask and the tensors of a call, with the memory they need."""
+"""Arguments for the compiled kernel (the plan of a mask, and the tensors of a call), and the cost of a call."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
 
 class NativePlan(NamedTuple):
-    """The compiled kernel's plan: the allowed pairs of a mask, given by indices of queries and keys.
+    """The compiled kernel's plan: the allowed pairs of a mask, for blocks of `ROWS` queries and panels of `PANEL` keys.
 
     Attributes:
         starts: int32 ``[items * blocks + 1]``: index in ``runs`` of the first run of each block of `ROWS` rows.
             ``items`` is 1 if all batch items have the same mask.
-        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind. The visible keys are all keys for kind 0, the
-            keys in the row's spans for kind 1, and the keys whose bits are set for kind 2.
+        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind of each run of panels. The visible keys are all
+            keys for kind 0, the keys in the row's spans for kind 1, and the keys whose bits are set for kind 2.
         spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
         is_exact: whether spans describe all pairs, so that no bits are needed.
     """
@@ -95,7 +95,7 @@ def cached_plan(inputs: AttentionInputs) -> NativePlan | None:
 
 
 def known_plan(inputs: AttentionInputs) -> NativePlan:
-    """Return the compiled kernel's plan, which is never None once `Native.verdict` has accepted the inputs."""
+    """Return the compiled kernel's plan for inputs that `Native.verdict` has accepted, so that it is never None."""
     plan = inputs.plan.memo.get("native") or cached_plan(inputs)
     assert plan is not None
     return cast("NativePlan", plan)
@@ -175,9 +175,9 @@ def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[I
 
 
 def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False, kv_len: int = 0) -> Spans:
-    """Return the panels that are entirely within key ranges or, with ``out``, contain at least one key of the ranges.
+    """Return the panels that lie entirely within key ranges or, with ``out``, contain at least one key of the ranges.
 
-    The last panel may be incomplete. It counts as within a range that extends to the last key.
+    The last panel may be incomplete. It lies within any range that includes all of its keys.
     """
     starts, ends = keys.starts - first, keys.ends - first
     if not out:
@@ -187,7 +187,7 @@ def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False,
 
 
 def _num_distinct(inputs: AttentionInputs) -> tuple[int, int]:
-    """Return the numbers of batch items and of heads that have separate mask bits."""
+    """Return the number of batch items and the number of heads that have separate mask bits."""
     return min(inputs.rule.shape[0], inputs.shape[0]), min(inputs.rule.shape[1], inputs.shape[1])
 
 
@@ -196,7 +196,7 @@ def _shape_of_bits(inputs: AttentionInputs) -> tuple[int, int, int, int]:
 
 
 def _row_tiles(inputs: AttentionInputs) -> Iterator[Tile]:
-    """Yield tiles of a few rows for computing mask bits. They cover the batch items and heads with separate bits."""
+    """Yield tiles of a few rows in which mask bits are computed, for all batch items and heads with separate bits."""
     (items, heads), (q_len, kv_len) = _num_distinct(inputs), inputs.shape[2:]
     rows = max(1, _PAIRS_AT_ONCE // (items * heads * kv_len))
     for first in range(0, q_len, rows):
@@ -213,11 +213,11 @@ class Call(NamedTuple):
 
     Attributes:
         arguments: arguments shared by the forward and the backward pass.
-        places: index of each distance in the source of the bias, starting with the first key of the last query; None
-            for a bias stored as rows.
+        places: for a bias that depends on distance, the index of each distance in the source of the bias, starting with
+            that of the first key and the last query; otherwise None.
         table: number of bias values that all rows share; 0 if each row has separate values, -1 without a bias.
         of_rows: the part of the bias that is the same for all keys of a row, float64 ``[batch, heads, q_len]``; None
-            for 0. The kernel does not add it.
+            if it is 0. The kernel does not add this part.
     """
 
     arguments: tuple[Any, ...]
@@ -232,7 +232,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, dtype: torch.dtype) -> Call:
-        """Convert checked inputs to arguments for the compiled kernel, with tensors in ``dtype``, which it reads."""
+        """Convert checked inputs to arguments for the compiled kernel, with query, key and value in ``dtype``."""
         plan, term = known_plan(inputs), inputs.bias
         bits = None if plan.is_exact else cached_bits(inputs)
         visible = None
@@ -296,7 +296,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float, dtype: to
 
 
 def chunks_of(inputs: AttentionInputs) -> int:
-    """Return into how many parts the compiled backward pass splits sums over rows, to occupy all threads."""
+    """Return the number of parts into which the compiled backward pass splits sums over rows to occupy all threads."""
     batch, _, q_len, _ = inputs.shape
     return max(1, min(-(-_TASKS // max(1, batch * inputs.key.shape[1])), -(-q_len // ROWS)))
 
@@ -328,7 +328,7 @@ def _is_ready(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """Return a bias as float32 rows for the compiled kernel, with the values of `Call.places` and `Call.table`."""
+    """Return a bias in float32 for the compiled kernel, and the values of `Call.places` and `Call.table`."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]

@@ -22,7 +22,7 @@ _FAR = 1 << 30
 
 
 class Band(NamedTuple):
-    """A range of keys, ``first <= key < stop``. If ``follows`` is set, both ends are relative to the row."""
+    """A range of keys, ``first <= key < stop``. If ``follows`` is set, both ends are relative to the query's index."""
 
     follows: bool
     first: int
@@ -33,8 +33,8 @@ class SweepResults(NamedTuple):
     """Results of one pass of the compiled kernel over the matrix: row statistics and column sums.
 
     Attributes:
-        rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: statistics of each row, followed by the sums over
-            the bands.
+        rows: float32 ``[len(NUMBERS) + bands, batch, heads, q_len]``: the statistics of each row in the order of
+            `NUMBERS`, then its sums over the bands.
         received: column sums, float64 ``[batch, heads, kv_len]``.
     """
 
@@ -43,7 +43,7 @@ class SweepResults(NamedTuple):
 
 
 def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Return whether the compiled kernel is allowed and able to compute the statistics of these inputs."""
+    """Return whether the compiled kernel is permitted by ``impl`` and can compute statistics of these inputs."""
     is_named = impl == "native" or isinstance(impl, Native)
     if not is_named and not (impl == "auto" and is_on()):
         return False
@@ -63,7 +63,7 @@ def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> 
     Args:
         inputs: inputs that `can_sweep` accepts.
         bands: ranges of keys whose weights are summed for each row.
-        ahead: position of query i minus position of key i, for distances.
+        ahead: position of query i minus position of key i, which determines the distances.
 
     Cost: at most the time of one product with the same pairs. Memory is needed for the scores of `ROWS` rows per
     thread, and O(kv_len) for each part of the column sums. The parts are added in the same order on any number of

@@ -1,4 +1,4 @@
-"""Reference: a kernel that computes the definition of attention with dense weights. All other kernels must agree."""
+"""Reference: a kernel that computes the definition of attention with dense weights. All others must agree with it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Reference(Kernel):
         return Cost(1, self.pairs(inputs), MemoryUse(held.most + results, results))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of query-key pairs. Dense attention computes all of them."""
+        """Return the number of all query-key pairs, because dense attention computes every score."""
         return math.prod(inputs.shape)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ class Sdpa(Kernel):
     is_checked = True
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why torch's SDPA cannot run these inputs, or why ``impl="auto"`` should skip it."""
+        """Return why torch's SDPA does not support these inputs, or why ``impl="auto"`` should skip it."""
         if request.impl == "auto" and inputs.device.type in ("cpu", "meta"):
             return Verdict((), ("on CPUs the other kernels are faster",))
         why = []
@@ -59,7 +59,7 @@ class Sdpa(Kernel):
         return batch * heads * (q_len * (q_len + 1) // 2 if _shape_of_mask(inputs) == "causal" else q_len * kv_len)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the number of pairs and the bytes of the results. The memory inside torch's SDPA is unknown."""
+        """Return the number of pairs and the bytes of the results. The memory that torch uses internally is unknown."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize)
         return Cost(1, self.pairs(inputs), MemoryUse(results, results))

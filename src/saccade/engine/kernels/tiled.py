@@ -52,7 +52,7 @@ class Tiled(KernelWithBackward):
     name = "tiled"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why the tiled kernel cannot run these inputs."""
+        """Return why the tiled kernel does not support these inputs."""
         return Verdict((NO_FORWARD_DERIVATIVES,)) if has_forward_derivatives() else CAN_RUN
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
@@ -79,7 +79,7 @@ class Tiled(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the wanted gradients of query, key, value, bias, parameters and captured tensors."""
+        """Compute gradients of query, key, value, bias, parameters and captured tensors; None where not ``wanted``."""
         return _backward(inputs, value, dropped, results, wanted)
 
 
@@ -200,7 +200,7 @@ def _backward_of_scores(
 
 
 def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients of a block's query, key and parameters, from the score's own formula or from autograd."""
+    """Return the gradients of a block's query, key and parameters, by the score's own formula or by autograd."""
     function, groups = inputs.tile_function, block.key.shape[1]
     assert function is not None  # callers have checked
     q, grad = folded(block.query, groups), folded(grad, groups)
@@ -255,7 +255,7 @@ class _Block(NamedTuple):
 
 
 def _is_small(inputs: AttentionInputs) -> bool:
-    """Return whether scores are so small that exponentials cannot overflow, even if no maximum is subtracted."""
+    """Return whether scores are too small for exponentials to overflow, so that row maxima need not be subtracted."""
     if not inputs.is_plain or inputs.query.numel() * inputs.key.numel() == 0:
         return False
     longest = [
@@ -295,7 +295,7 @@ def _compute_block(
 
 
 class _Scratch:
-    """Reusable memory for the tiled kernel's blocks, because a new allocation costs as much as the matrix product."""
+    """Memory that the tiled kernel reuses for its blocks, because allocating it takes as long as a matrix product."""
 
     def __init__(self, inputs: AttentionInputs):
         self._wide, self._device = inputs.compute_dtype, inputs.device

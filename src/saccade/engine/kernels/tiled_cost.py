@@ -1,4 +1,4 @@
-"""Blocks of rows that the tiled kernel processes, and their cost."""
+"""The blocks of rows that the tiled kernel processes, and the cost of its passes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _num_score_blocks(inputs: AttentionInputs) -> int:
 
 
 def _numbers_of_score_function(inputs: AttentionInputs, pairs: int) -> int:
-    """Return how many elements autograd saves for a score function's backward pass, excluding the scaled gradient."""
+    """Return how many elements the backward pass stores for a score's tile function; 0 for dot products."""
     if inputs.tile_function is None:
         return 0
     held_bytes = getattr(inputs.tile_function, "held_bytes", None)

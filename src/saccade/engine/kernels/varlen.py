@@ -1,4 +1,4 @@
-"""Varlen: packed sequences with windows on torch's ``varlen_attn`` (flash attention on GPUs, without compiling)."""
+"""Varlen: a kernel for packed sequences that calls torch's ``varlen_attn``, flash attention on GPUs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Varlen(Kernel):
     devices: tuple[str, ...] = ("cuda",)
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why torch's ``varlen_attn`` cannot run these inputs, or why ``impl="auto"`` should skip it."""
+        """Return why torch's ``varlen_attn`` does not support these inputs, or why ``impl="auto"`` should skip it."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
@@ -72,7 +72,7 @@ class Varlen(Kernel):
         return heads * sum(_pairs_in_window(length, packed.left, packed.right) for item in items for length in item)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the number of pairs and the bytes of the results. The memory inside ``varlen_attn`` is unknown."""
+        """Return the number of pairs and the bytes of the results. The memory that torch uses internally is unknown."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         return Cost(1, self.pairs(inputs), MemoryUse(results, results))
@@ -107,7 +107,7 @@ class Varlen(Kernel):
 
 @cache
 def _gqa_option(function: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
-    """Return the option that allows fewer key heads than query heads in ``varlen_attn``; torch 2.11 needs none."""
+    """Return the keyword argument with which ``varlen_attn`` allows fewer key heads than query heads; {} if none."""
     return {"enable_gqa": is_grouped} if "enable_gqa" in inspect.signature(function).parameters else {}
 
 
@@ -169,6 +169,6 @@ def _sequences_of(packed: Packed, batch: int, length: int, device: torch.device)
 
 
 def _pairs_in_window(length: int, left: int | None, right: int | None) -> int:
-    """Return the number of query-key pairs in a sequence with a window of ``left`` and ``right`` keys per query."""
+    """Return the number of query-key pairs in a sequence if queries see ``left`` earlier and ``right`` later keys."""
     sides = (min(length - 1 if side is None else side, length - 1) for side in (left, right))
     return length + sum(side * length - side * (side + 1) // 2 for side in sides)

@@ -1,4 +1,4 @@
-"""TokenOrder: an index of a position table, which finds the columns of the tokens at given positions."""
+"""TokenOrder: an index of a position table for finding the columns of the tokens at given positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PositionRange(NamedTuple):
 
     Attributes:
         first, last: positions of the first and the last token; 0 if there is no token.
-        some: whether any row is a token, not padding.
+        some: whether at least one row is a token, not padding.
         every: whether every row is a token.
     """
 
@@ -33,8 +33,8 @@ class PositionRange(NamedTuple):
 class TokenOrder:
     """An index of token positions that never decrease within a batch item.
 
-    Padding may be anywhere, and positions may repeat or have gaps. The tokens at positions ``start`` to ``stop`` are
-    adjacent, so bisection finds them.
+    Padding may be anywhere, and positions may repeat or have gaps. Apart from padding, the tokens at positions
+    ``start`` to ``stop`` are adjacent, so bisection finds them.
 
     Args:
         table: int64 ``[items, len]``, below 0 at padding; checked by `of`.
@@ -115,7 +115,7 @@ class TokenOrder:
         return range(int(first[0]), int(stop[0]))
 
     def edges(self, item: int, cuts: Ints) -> Ints:
-        """Return the indices at which rows are cut: ends of token runs, and the first token at or after each cut."""
+        """Return the row indices of cuts: the first token at or after each of ``cuts``, and the ends of token runs."""
         low, high = self._begins[item : item + 2].tolist()
         at_cuts = low + np.searchsorted(self._positions[low:high], cuts)
         inner = self._indices[at_cuts[at_cuts < high]] - item * self._len
@@ -140,7 +140,7 @@ class TokenOrder:
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
-        """Return the position of token ``low``, and ``beyond`` plus that of token ``high - 1``; 0 for empty ranges."""
+        """Return the positions of tokens ``low`` and ``high - 1``, the latter plus ``beyond``; 0 for empty ranges."""
         if not len(self._indices):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high

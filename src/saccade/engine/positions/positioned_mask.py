@@ -1,4 +1,4 @@
-"""PositionedMask: a mask on positions, evaluated at the indices of a matrix. Only this file converts between them."""
+"""PositionedMask: a mask on positions that is evaluated at matrix indices. Only this file converts between the two."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def resolve_positions(
     The coordinates are positions if all tokens are consecutive, and indices if not.
 
     Args:
-        rule: the mask on positions.
+        rule: the mask, evaluated at positions.
         q, kv: positions of queries and keys, as `checked_positions` returns them; bottom-right when None.
         shape: (batch, heads, q_len, kv_len).
         device: device of the matrix.
@@ -216,7 +216,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """Token orders of queries and of keys; None if positions decrease, cannot be read, or are too few to plan."""
+        """Token orders of queries and keys; None if positions decrease, cannot be read, or are too few for a plan."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)
@@ -229,7 +229,7 @@ class PositionedMask(Mask):
         return max(len(self.q_positions), len(self.kv_positions))
 
     def _bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return the mask's bounds in indices, for groups of rows in one item, or in all if they share positions."""
+        """Return the mask's bounds as indices, for groups of rows in one batch item, or in all if they are alike."""
         assert self._orders is not None  # callers have checked
         q, kv = self._orders
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))

@@ -1,4 +1,4 @@
-"""Row permutation: computing the rows of ``A @ value`` in another order if that makes the mask cheaper."""
+"""Row permutation: compute the rows of ``A @ value`` in another order if the mask then needs less work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reordered(NamedTuple):
 
 
 def reordered(inputs: AttentionInputs, kernel: Kernel, dropout_p: float) -> Reordered | None:
-    """Return the inputs with rows in the order that the mask prefers; None if the kernel does not become cheaper.
+    """Return the inputs with rows in the order that the mask prefers; None if the kernel would not become faster.
 
     Cost: a copy of the queries and of the rows of a bias. Keys and values are not copied.
     """

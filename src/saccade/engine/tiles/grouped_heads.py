@@ -37,7 +37,7 @@ def folded(x: Tensor, groups: int) -> Tensor:
 
 
 def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:
-    """Return the slice of key heads that belongs to a slice of query heads, which is one head or full groups."""
+    """Return the slice of key heads for a slice of query heads, which must be a single head or whole groups."""
     if num_kv_heads == 0:
         return slice(0, 0)
     share = num_heads // num_kv_heads
@@ -55,7 +55,7 @@ def at(x: Tensor, span: range, dim: int) -> Tensor:
 
 
 def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
-    """Return ``x`` at several ranges of indices along ``dim``: a view for a single range, a copy for more ranges."""
+    """Return ``x`` at the given ranges of indices along ``dim``: a view for a single range, a copy for several."""
     if len(ranges) == 1:
         return at(x, ranges[0], dim)
     if len(ranges) >= _SEVERAL and _is_regular(ranges):
@@ -67,7 +67,7 @@ def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
 
 
 def add_at(total: Tensor, part: Tensor, ranges: Ranges, dim: int) -> None:
-    """Add ``part`` to ``total`` in place, at several ranges of indices along ``dim``: the transpose of `take`."""
+    """Add ``part`` to ``total`` in place, at the given ranges of indices along ``dim`` (the transpose of `take`)."""
     start = 0
     for span in ranges:
         at(total, span, dim).add_(part.narrow(dim, start, len(span)))
@@ -87,7 +87,7 @@ def joined(columns: Ranges) -> Ranges:
 
 
 def _is_regular(ranges: Ranges) -> bool:
-    """Return whether ranges of step 1 have equal lengths and gaps, so that a view can represent all of them."""
+    """Return whether ranges of step 1 have equal lengths and equal gaps, so that one view can cover them."""
     gap = ranges[1].start - ranges[0].start
     return all(
         span.step == 1 and len(span) == len(ranges[0]) and span.start == ranges[0].start + number * gap

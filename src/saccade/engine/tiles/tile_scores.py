@@ -43,7 +43,7 @@ def visible_scores(inputs: AttentionInputs, q: Tensor, k: Tensor, bias: Tensor |
 
 
 def _can_write(scores: Tensor) -> bool:
-    """Return whether scores may be changed in place, because neither autograd nor a transform records operations."""
+    """Return whether scores may be changed in place, that is, neither autograd nor a transform records operations."""
     return not (scores.requires_grad or is_transformed())
 
 
@@ -71,7 +71,7 @@ def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
 
 
 def score_mod_indices(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the index arguments of a score function for a tile: batch items, heads, positions (0 for padding)."""
+    """Return batch items, heads and positions (0 for padding) of a tile as arguments of a score function."""
     b, h, _ = index_of(inputs, tile)
     q, kv = positions(inputs, tile)
     return (b, h, q, kv) if at_positions(inputs.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
@@ -152,7 +152,7 @@ def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
 
 
 def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a mask's arguments for a tile: batch items, heads and rows, three int64 tensors along different axes."""
+    """Return the batch items, heads and rows of a tile as arguments of a mask, int64 along separate axes."""
     b, h = (torch.arange(span.start, span.stop, device=inputs.device) for span in (tile.batch, tile.heads))
     q = _index_tensor((tile.rows,), inputs.origin[0], inputs.device)
     return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
@@ -179,7 +179,7 @@ def _index_tensor(spans: Ranges, first: int, device: torch.device) -> Tensor:
 
 
 def _check_fingerprint(inputs: AttentionInputs, tile: Tile, visible: Tensor) -> None:
-    """Raise an error if a mask that calls functions returns a different result for the same pairs than before."""
+    """Raise an error if a mask function returns a different result for a tile than in the forward pass."""
     rows = torch.arange(visible.shape[2], device=inputs.device) * 1_000_003
     columns = torch.arange(visible.shape[3], device=inputs.device) * 7_919
     marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
@@ -195,7 +195,7 @@ def _check_fingerprint(inputs: AttentionInputs, tile: Tile, visible: Tensor) -> 
 
 
 def normalised(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax of complete rows and their lse. A row with only -inf gets weights 0 and lse -inf."""
+    """Return the softmax and the lse of complete rows of scores. A row of only -inf gets weights 0 and lse -inf."""
     if scores.shape[-1] == 0:
         return scores, scores.new_full(scores.shape[:-1], -math.inf)
     peak = scores.detach().amax(-1, keepdim=True)

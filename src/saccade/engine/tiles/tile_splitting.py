@@ -14,7 +14,7 @@ _FEWEST_ROWS = 16  # smallest number of rows in a chunk, because matrix products
 
 
 class Cut(NamedTuple):
-    """A split of a tile into chunks, one for each combination of batch items, heads and rows.
+    """A split of a tile into chunks, one for each combination of a batch slice, a head slice and a group of rows.
 
     Attributes:
         batch, heads: slices of batch items and of heads, largest first.
@@ -69,7 +69,7 @@ def few_rows(tile: Tile, start: int, stop: int) -> Tile:
 
 
 def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
-    """Yield the parts of a column range that some rows of a tile need, with cache keys for these rows' masked pairs."""
+    """Yield the parts of a column range that rows ``start`` to ``stop`` need, with new cache keys for masked pairs."""
     partial = strip.partial
     if partial is True:
         yield strip
@@ -86,7 +86,7 @@ def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRa
 
 
 def part_of(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
-    """Yield the part of a tile for a batch item, a head and some rows (None for all), in chunks of about a megabyte.
+    """Yield the part of a tile with the given batch item, head and rows (None for all), in chunks of about a megabyte.
 
     A small part is a single chunk. A larger part is split into chunks with a few rows of one head of one batch item.
     """
