@@ -132,7 +132,7 @@ def test_an_audit_is_printed_in_chinese(run, monkeypatch):
     assert layer.split()[1] == "不成立"
     assert re.search(r"输出 \d+ 依赖词元 \d+ +stack\.layers\.0\.attention", layer)
     assert any(re.match(r"  窗口：stack.layers.0.attention 和另外 3 个模块：查询之前 \d+ 个键", row) for row in rows)
-    assert any(row.startswith("检验了 2 组行；改动覆盖了") for row in rows)
+    assert any(row.startswith("检验了 2 组输出；合起来覆盖了") for row in rows)
 
 
 def test_the_budget_of_an_audit_is_printed_in_chinese(run):
