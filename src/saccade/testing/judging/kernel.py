@@ -142,8 +142,8 @@ class Kernel:
             result, verdict="not applicable", message="at the claimed sizes and dtypes, a correct kernel breaks it too"
         )
 
-    def refusals(self, subject: Subject, trials: Sequence[Trial]) -> list[Result | None]:
-        """Return the results of trials that the claims or the form exclude in advance; None for those that must run."""
+    def refuser(self, subject: Subject) -> Callable[[Law, Case, torch.dtype], Result | None]:
+        """Build a function of a trial that returns its result if the claims or the form exclude it; None to run it."""
 
         @functools.cache  # many laws are tried on one case
         def reasons_against(case: Case, dtype: torch.dtype) -> tuple[str, ...]:
@@ -151,6 +151,7 @@ class Kernel:
             return subject.reasons_against(sized.problem(dtype, subject.device))
 
         def refused(law: Law, case: Case, dtype: torch.dtype) -> Result | None:
+            """Return the result of a trial that need not run; None if it must run."""
             if law.non_finite and not self.declaration.non_finite:
                 return Result(law.name, case.name, dtype, "not offered", Message("claims nothing about NaN and inf"))
             declined = refusal(subject, law, case, dtype)
@@ -159,7 +160,7 @@ class Kernel:
             why = reasons_against(case, dtype)
             return Result(law.name, case.name, dtype, "not offered", joined(why)) if why else None
 
-        return [refused(*trial) for trial in trials]
+        return refused
 
     def trials_by_law(
         self, laws: Sequence[str] | None, cases: Sequence[str] | None, dtypes: Sequence[torch.dtype] | None, seed: int
