@@ -171,8 +171,10 @@ def test_a_judgement_is_printed_in_chinese(run, tmp_path):
     (tmp_path / "kernel.py").write_text(KERNEL)
     options = ("--claim", "groups=false", "--dtype", "float32", "--seed", "0", "--minutes", "9", "--scripts", "scripts")
     options += tuple(option for law in LAWS for option in ("--law", law))
-    first, _, head, *lines = chinese(run, "judge", f"{tmp_path}/kernel.py::plain", *options)
+    first, note, _, head, *lines = chinese(run, "judge", f"{tmp_path}/kernel.py::plain", *options)
     assert first.startswith("plain，设备 cpu，种子 0，")
+    assert note.startswith("不接受 float16（已代为声明：RuntimeError: value cannot be converted")
+    assert "；如果内核支持，请写 --claim 'dtypes=" in note
     assert head.split() == ["定律", "结论", "成立", "不成立", "不支持"]
     rows = {line.split()[0]: line for line in lines if line.split()[:1] and line.split()[0] in LAWS}
     assert rows["lse"].split()[1] == "未检验"
@@ -181,6 +183,7 @@ def test_a_judgement_is_printed_in_chinese(run, tmp_path):
     assert rows["isolation"].split()[1] == "不成立"
     assert "含 NaN 时，" in rows["isolation"]
     names = {"NaN", "inf", "nan", "lse", "query", "key", "value", "float", "scripts", "py"}
+    names |= {"claim", "non_finite", "false"}
     texts = [re.sub(r"\b[A-Z]\w+\([^，]*", "", line) for line in lines]  # without masks
     assert {word for line in texts for word in re.findall(r"[A-Za-z_]{2,}", line)} <= names | set(LAWS)
 
@@ -191,6 +194,7 @@ def test_a_kernel_that_returns_zeros_is_judged_in_chinese(run, tmp_path):
     laws = ("oracle", "gradients_of_inputs", "dtypes", "sensitivity", "isolation", "honesty", "order_of_calls", "sizes")
     options = tuple(option for law in laws for option in ("--law", law))
     options += ("--claim", 'dtypes=["float32","float64"]', "--claim", 'masks=["causal","window"]')
+    options += ("--claim", "gradients=true")
     lines = chinese(run, "judge", f"{tmp_path}/kernel.py::zeros", "--seed", "0", "--minutes", "9", *options)
     rows = {line.split()[0]: line.split(None, 5)[-1] for line in lines if line.split()[:1] and line.split()[0] in laws}
     assert rows["gradients_of_inputs"] == "输出对输入没有梯度"

@@ -117,3 +117,10 @@ def test_half_precision_is_tried_by_no_more_laws_than_before():
     dtypes = {law: {r.dtype for r in found.report.results if r.law == law} for law in ("oracle", "dtypes")}
     assert dtypes["oracle"] == {torch.float32}
     assert dtypes["dtypes"] == {torch.float32, torch.bfloat16, torch.float16}
+
+
+def test_a_law_that_no_trial_kept_gives_the_reason_of_the_trials_that_ran():
+    kernel, _ = KERNELS["gradients"]
+    found = judge(kernel, Declaration(masks=("causal",)), laws=["gradients_of_inputs"], seed=0)
+    (law,) = found.report.laws
+    assert found.why(law) == "not offered by the kernel: has no backward pass"

@@ -6,7 +6,7 @@ import dataclasses
 import platform
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,25 +76,21 @@ def judge(
     judged = judged if isinstance(kernel, Kernel) else first_calls(judged, device, dtypes)
     subject = judged.subject(judged, device)
     by_law = judged.trials_by_law(laws, cases, dtypes, seed)
-    planned = [trial for each in by_law for trial in each]
-    refusals = judged.refusals(subject, planned)
-    results = [(trial, refused) for trial, refused in zip(planned, refusals, strict=True) if refused is not None]
-    count, in_advance = len(planned), len(results)
-    remaining = iter(refusals)
-    accepted = [[trial for trial in each if next(remaining) is None] for each in by_law]
+    accepted, results = _divided(by_law, judged.refuser(subject))
+    refused = Counter(law.name for (law, _, _), _ in results)
 
     def run_trial(trial: Trial) -> bool:
         if progress is not None:
             law, case, dtype = trial
             named = f"{law.name}, case {case.name}, {str(dtype).removeprefix('torch.')}"
-            progress(len(results) - in_advance, count - in_advance, named)
+            progress(len(results) - refused.total(), sum(map(len, accepted)), named)
         results.append((trial, judged.run_trial(subject, *trial)))
         return results[-1][1].verdict in ("kept", "broken")
 
     _run_in_turn(accepted, run_trial, began, deadline)
-    known = list(dict.fromkeys(law.name for law, _, _ in planned))
+    by_name = {trials[0][0].name: trials[0][0] for trials in by_law if trials}
+    known = list(by_name)
     ordered = sorted((result for _, result in results), key=lambda result: known.index(result.law))
-    by_name = {law.name: law for law, _, _ in planned}
     draft = Judgement(
         judged.form.name,
         Report(tuple(ordered), tuple(by_name.values()), seed),
@@ -102,6 +98,7 @@ def judge(
         judged.declaration.xfail,
         _errors(ordered),
         {each[0][0].name: len(each) for each in by_law if each},
+        refused,
         0.0,
         str(device),
         {"torch": torch.__version__, "python": platform.python_version()},
@@ -110,6 +107,18 @@ def judge(
     )
     examples = tuple(counter_examples(judged, draft, results, device))
     return dataclasses.replace(draft, counter_examples=examples, seconds=time.monotonic() - began)
+
+
+def _divided(
+    by_law: Sequence[Sequence[Trial]], refuse: Callable[..., Result | None]
+) -> tuple[list[list[Trial]], list[tuple[Trial, Result]]]:
+    """Divide trials into those that must run, by law, and those that are refused, with their results."""
+    accepted, refused = list[list[Trial]](), list[tuple[Trial, Result]]()
+    for trials in by_law:
+        answers = [(trial, refuse(*trial)) for trial in trials]
+        accepted.append([trial for trial, answer in answers if answer is None])
+        refused += [(trial, answer) for trial, answer in answers if answer is not None]
+    return accepted, refused
 
 
 def _run_in_turn(

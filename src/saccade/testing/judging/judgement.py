@@ -52,7 +52,8 @@ class Judgement:
         xfail: the reasons for expected failures, by pattern.
         errors: the largest error that was measured, by law and dtype, as the norm of the error divided by the norm of
             the reference, in units of the dtype's eps.
-        planned: number of planned trials, by name of the law; fewer have run if the time was up.
+        planned: number of trials of each law, by name; fewer may have run because the time was up.
+        refused: number of trials of each law, by name, that the claims or the form exclude; their results come first.
         seconds: total time.
         device: the device on which the kernel ran.
         versions: versions of packages.
@@ -66,6 +67,7 @@ class Judgement:
     xfail: Mapping[str, str]
     errors: Mapping[tuple[str, str], float]
     planned: Mapping[str, int]
+    refused: Mapping[str, int]
     seconds: float
     device: str
     versions: Mapping[str, str]
@@ -143,7 +145,8 @@ class Judgement:
     def _why_not_tried(self, law: Law) -> str:
         """Return why a law was not tried: time ran out, the kernel refused every trial, or no case applies."""
         results = self.of(law)
-        reasons = Counter(result.message for result in results if result.message)
+        ran = results[self.refused.get(law.name, 0) :]
+        reasons = Counter(result.message for result in ran or results if result.message)
         reason = reasons.most_common(1)[0][0] if reasons else ""
         planned = self.planned.get(law.name, len(results))
         if len(results) < planned:
@@ -251,7 +254,8 @@ class Judgement:
             sentence = Message(words, law=CORE_LAWS[0], why=self.incomplete)
         else:
             holding = len(laws) - verdicts["expected"]
-            sentence = Message("All {holding} laws that could be tried hold.", holding=holding)
+            one = Message("The law that could be tried holds.")
+            sentence = one if holding == 1 else Message("All {holding} laws that could be tried hold.", holding=holding)
         if not verdicts["expected"]:
             return sentence
         expected = "{sentence} {expected} are broken as expected."

@@ -138,12 +138,11 @@ class Kernel:
         control = try_law(self.subject(self.right, subject.device), law, case, dtype)
         if control.verdict == "kept":
             return result
-        return dataclasses.replace(
-            result, verdict="not applicable", message="at the claimed sizes and dtypes, a correct kernel breaks it too"
-        )
+        message = Message("at the claimed sizes and dtypes, a correct kernel breaks it too")
+        return dataclasses.replace(result, verdict="not applicable", message=message)
 
-    def refusals(self, subject: Subject, trials: Sequence[Trial]) -> list[Result | None]:
-        """Return, for each trial, its result if the claims or the form exclude the trial, or None if it must run."""
+    def refuser(self, subject: Subject) -> Callable[[Law, Case, torch.dtype], Result | None]:
+        """Return a function that returns the result of a trial that the claims or the form exclude, and None for others."""
 
         @functools.cache  # many laws are tried on one case
         def reasons_against(case: Case, dtype: torch.dtype) -> tuple[str, ...]:
@@ -151,6 +150,7 @@ class Kernel:
             return subject.reasons_against(sized.problem(dtype, subject.device))
 
         def refused(law: Law, case: Case, dtype: torch.dtype) -> Result | None:
+            """Return the result of a trial that need not run; None if it must run."""
             if law.non_finite and not self.declaration.non_finite:
                 return Result(law.name, case.name, dtype, "not offered", Message("claims nothing about NaN and inf"))
             declined = refusal(subject, law, case, dtype)
@@ -159,7 +159,7 @@ class Kernel:
             why = reasons_against(case, dtype)
             return Result(law.name, case.name, dtype, "not offered", joined(why)) if why else None
 
-        return [refused(*trial) for trial in trials]
+        return refused
 
     def trials_by_law(
         self, laws: Sequence[str] | None, cases: Sequence[str] | None, dtypes: Sequence[torch.dtype] | None, seed: int
