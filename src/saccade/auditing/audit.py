@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -29,7 +27,7 @@ from saccade.auditing.leak_location import first_module
 from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError, can_cache, check_no_dropout, rows_of
 from saccade.auditing.multi_process import unwrap_ddp
 from saccade.auditing.reachability import Reach
-from saccade.auditing.report import DRAWN, Report, reached_by_gradient
+from saccade.auditing.report import DRAWN, Report, reached_by_gradient, versions_of
 from saccade.auditing.reproduction_script import script_of
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state
 from saccade.auditing.rule_composition import Composition
@@ -204,7 +202,7 @@ def audit(
             probes.floor,
             tests,
             probes.covered,
-            _versions(model),
+            versions_of(model),
             ""
             if isinstance(subject, EncoderDecoderUnderTest)
             else script_of(model, model_inputs, subject.eager.tokens, results, packed or (), seed),
@@ -238,13 +236,6 @@ def _measured_uncompiled(why: str) -> str:
 
 def _name(model: Callable[..., Any]) -> str:
     return type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "a function")
-
-
-def _versions(model: object) -> dict[str, str]:
-    """Return the versions of saccade, torch, Python and the model's package, as the audit reports them."""
-    names = dict.fromkeys(("saccade", "torch", type(model).__module__.partition(".")[0]))
-    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
-    return {name: str(version) for name, version in versions.items() if version} | {"python": platform.python_version()}
 
 
 def assumed_rule(model: object) -> Declared:

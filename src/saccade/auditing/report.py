@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
+import sys
 import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -230,6 +232,13 @@ def _row(claim: ClaimResult) -> tuple[str, ...]:
 
 def _mark(may: bool, does: bool) -> str:
     return ("1" if does else "o") if may else ("#" if does else ".")
+
+
+def versions_of(model: object) -> dict[str, str]:
+    """Return the versions of saccade, torch, Python and the model's package, as the audit reports them."""
+    names = dict.fromkeys(("saccade", "torch", type(model).__module__.partition(".")[0]))
+    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
+    return {name: str(version) for name, version in versions.items() if version} | {"python": platform.python_version()}
 
 
 def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:

@@ -142,7 +142,7 @@ class Kernel:
         return dataclasses.replace(result, verdict="not applicable", message=message)
 
     def refuser(self, subject: Subject) -> Callable[[Law, Case, torch.dtype], Result | None]:
-        """Return a function that returns the result of a trial that the claims or the form exclude, and None for others."""
+        """Return a function that returns the result of an excluded trial, and None for a trial that must run."""
 
         @functools.cache  # many laws are tried on one case
         def reasons_against(case: Case, dtype: torch.dtype) -> tuple[str, ...]:
