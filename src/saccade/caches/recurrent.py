@@ -43,7 +43,7 @@ class Memory(NamedTuple):
 
     @property
     def taints(self) -> Tensor:
-        """True for heads with NaN or inf in their sums, bool ``[batch, kv_heads]``; all False if `tainted` is None."""
+        """The heads with NaN or inf in their sums, bool ``[batch, kv_heads]``; all False if `tainted` is None."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
