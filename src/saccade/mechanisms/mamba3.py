@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from saccade.mechanisms.checked_mechanism import Inputs
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.features.sequence_order import check_in_order
-from saccade.mechanisms.linear_time import take_rows
-from saccade.mechanisms.readable_tensors import is_readable
 from saccade.mechanisms.recurrences.mechanism import (
     Recurrence,
     check_decay_of_tokens,
@@ -34,14 +32,16 @@ class Preceding(NamedTuple):
     """The last visible tokens of the same document before each token of a call, and before the next call.
 
     Attributes:
-        previous: index of the visible token before each visible token, -1 if there is none, int64 ``[batch | 1, len]``.
-        first: index of the first visible token, ``len`` if there is none, int64 ``[batch | 1, 1]``.
-        last: index of the last visible token in the document of the last token, -1 if there is none, int64 ``[batch |
-            1, 1]``.
+        previous: for each visible token, 1 + the index of the visible token before it, 0 if that is the last token
+            before this call, or -1 if there is none, int64 ``[batch | 1, len]``. -1 for hidden tokens.
+        reads: for each token, the index of the last visible token up to and including it, -1 if there is none, int64
+            ``[batch | 1, len]``; None if all tokens are visible.
+        last: 1 + the index of the last visible token in the document of the last token; 0 if there is none, int64
+            ``[batch | 1, 1]``.
     """
 
     previous: Tensor
-    first: Tensor
+    reads: Tensor | None
     last: Tensor
 
     @classmethod
@@ -49,80 +49,74 @@ class Preceding(NamedTuple):
         """Find the last visible token of the same document before each of ``length`` tokens."""
         hidden, documents = visible.hidden_keys, visible.kv_documents
         index = torch.arange(length, device=visible.kv_positions.device)[None]
-        seen = index if hidden is None else index.masked_fill(hidden, -1)
-        seen = F.pad(seen, (1, 0), value=-1).cummax(1).values  # the last visible token before each token, and the end
+        seen = index + 1 if hidden is None else (index + 1).masked_fill(hidden, 0)
+        seen = F.pad(seen, (1, 0)).cummax(1).values  # before each token, and at the end
+        is_other = torch.zeros_like(seen, dtype=torch.bool)
         if documents is not None and length:
             own = torch.cat([documents, documents[:, -1:]], 1).expand(max(len(seen), len(documents)), -1)
             seen = seen.expand(len(own), -1)
-            seen = seen.masked_fill(own.gather(1, seen.clamp(min=0)) != own, -1)
-        previous = seen[:, :-1] if hidden is None else seen[:, :-1].masked_fill(hidden, -1)
-        first = index if hidden is None else index.masked_fill(hidden, length)
-        return cls(previous, F.pad(first, (0, 1), value=length).amin(1, keepdim=True), seen[:, -1:])
+            is_other = (seen > 0) & (own.gather(1, (seen - 1).clamp(min=0)) != own)
+        previous, last = seen[:, :-1].masked_fill(is_other[:, :-1], -1), seen.masked_fill(is_other, 0)[:, -1:]
+        if hidden is None:
+            return cls(previous, None, last)
+        reads = torch.where(hidden, previous.clamp(min=0) - 1, index)
+        return cls(previous.masked_fill(hidden, -1), reads, last)
 
 
 class Mamba3Matrix(RecurrenceMatrix):
     """The lazy matrix of `Mamba3`.
 
-    Each token is added to the state S twice: in its own step, and in the step of the next token. The underlying
-    recurrence adds both terms of a token in the step of the next token. The weight of a token for its own query is
-    added on the diagonal of the matrix.
-
-    A stored state is S followed by ``k v^T`` of the last token, ``[head_dim, 2 * value_dim]``. Both are rotated back by
-    the angle of the last token, so that later calls sum angles from 0.
+    In its recurrence, each token writes the token before it, with the strengths of both steps; what it writes of itself
+    is added on the diagonal. A state is ``[head_dim + 1, value_dim + 1]``: S, the last key in the last column, and the
+    last value in the last row, for the step of the next token. It is rotated so that the last token has the angle 0.
     """
 
-    def with_steps(self, own: Tensor, before: Tensor, angles: Tensor, preceding: Preceding) -> Mamba3Matrix:
-        """Set the strengths and angles of all steps in place. Return this matrix.
+    def with_steps(self, before: Tensor, angles: Tensor, preceding: Preceding) -> Mamba3Matrix:
+        """Let tokens write those before them. Return this matrix.
 
         Args:
-            own, before: the strengths with which a step adds its own token and the preceding token to the state,
-                ``[batch, heads, len, 1]``.
+            before: the strengths with which a step writes the token before it, ``[batch, heads, len, 1]``.
             angles: the angles, summed over the tokens, ``[batch, heads, len, pairs]``.
             preceding: the visible token before each token.
         """
-        rule, (batch, heads) = self._rule, self.shape[:2]
-        length = rule.key.shape[1]
-        lead = take_rows(F.pad(before, (0, 0, 0, 1)), preceding.first)  # for the last token before this call
-        own, before, lead, angles = (self._lines(x) for x in (own, before, lead, angles))
-        previous, last = (x.expand(batch, -1).repeat_interleave(heads, 0)[..., None] for x in preceding[::2])
-        own, before, angles, previous = (x[:, :length] for x in (own, before, angles, previous))
-        strength = _taken(own, previous) + before
-        strength = strength if rule.decay is None else strength * rule.decay.exp()
-        strength = strength.masked_fill(previous < 0, 0.0)
-        extras = (rule.key, own, lead, previous, last, angles)
-        self._rule = rule._replace(key=_taken(rule.key, previous), beta=strength, extras=extras)
+        (batch, heads), length = self.shape[:2], self._rule.key.shape[1]
+        of_tokens = [self._lines(x)[:, :length] for x in (before, angles)]
+        for index in (*preceding[:2], preceding.last):
+            index = torch.arange(length, device=before.device)[None] if index is None else index  # noqa: PLW2901
+            of_tokens.append(index.expand(batch, -1).repeat_interleave(heads, 0)[:, :length, None])
+        self._rule = self._rule._replace(extras=tuple(of_tokens))
         return self
 
-    @property
-    def key(self) -> Tensor | None:
-        """Rotated keys up to the last query, ``[batch, heads, len, head_dim]``."""
-        return self._rule.extras[0].unflatten(0, self.shape[:2])
-
     def _state_size(self, value_dim: int) -> tuple[int, int]:
-        return self._rule.key.shape[2], 2 * value_dim
+        return self._rule.key.shape[2] + 1, value_dim + 1
 
     def _run(self, rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-        key, own, lead, previous, last, angles = rule.extras
-        held, pending = state.split(value.shape[2], 2)
-        out, after = super()._run(rule, _taken(value, previous), held + lead * pending, segment)
+        _, angles, previous, reads, last = rule.extras
+        keys = torch.cat([state[:, :-1, -1:].mT, rule.key], 1)  # those of the last token before this call first
+        values = torch.cat([state[:, -1:, :-1], value], 1)
+        shifted = _shifted(rule, keys, segment)
+        out, after = super()._run(shifted, _taken(values, previous), state[:, :-1, :-1], segment)
         if not value.shape[1]:
             return out, state
-        out = out + own * (rule.query * key).sum(-1, keepdim=True) * rule.scale * value
+        out = out + _own_weights(rule) * _taken(value, reads)
+        assert rule.beta is not None  # always given
+        key, written, own = _taken(keys, last), _taken(values, last), _taken(F.pad(rule.beta, (0, 0, 1, 0)), last)
         if rule.segments is not None and segment is not None:
-            pending = pending.masked_fill((rule.segments[:, -1] != segment)[:, None, None], 0.0)
-        fresh = _taken(key, last).mT @ _taken(value, last)
-        after = torch.where(last < 0, after, after + _taken(own, last) * fresh)
-        pending = torch.where(last < 0, pending, fresh)
-        after, pending = (_turned(x.mT[:, None], -angles[:, None, -1:])[:, 0].mT for x in (after, pending))
-        return out, torch.cat([after, pending], 2)
+            is_over = (last == 0) & (rule.segments[:, -1] != segment)[:, None, None]
+            key, written = key.masked_fill(is_over, 0.0), written.masked_fill(is_over, 0.0)
+        after = torch.cat([after + own * (key.mT @ written), key.mT], 2)
+        after = _turned(after.mT[:, None], -angles[:, None, -1:])[:, 0].mT
+        return out, torch.cat([after, F.pad(written, (0, 1))], 1)
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
-        key, own, _, previous, *_ = rule.extras
-        shifted = super()._transposed(rule, x)
-        out = torch.zeros_like(shifted).scatter_add(1, previous.clamp(min=0).expand_as(shifted), shifted)
-        first = key.shape[1] - x.shape[1]
-        of_itself = (own * (rule.query * key).sum(-1, keepdim=True) * rule.scale)[:, first:] * x
-        return out + F.pad(of_itself, (0, 0, first, 0))
+        _, _, previous, reads, _ = rule.extras
+        keys = F.pad(rule.key, (0, 0, 1, 0))
+        of_previous = super()._transposed(_shifted(rule, keys, None), x)
+        first = rule.key.shape[1] - x.shape[1]
+        of_itself = F.pad(_own_weights(rule)[:, first:] * x, (0, 0, first, 0))
+        out = of_previous.new_zeros(len(x), keys.shape[1], x.shape[2])
+        out = out.scatter_add(1, previous.clamp(min=0).expand_as(of_previous), of_previous)
+        return out.scatter_add(1, (reads + 1).expand_as(of_itself), of_itself)[:, 1:]
 
 
 class Mamba3(Recurrence):
@@ -145,8 +139,8 @@ class Mamba3(Recurrence):
         UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
             hide keys (Padding).
 
-    Cost: as for `GatedLinear`. For decoding, a `saccade.caches.RecurrentCache` stores ``2 * head_dim * value_dim``
-    elements per head.
+    Cost: as for `GatedLinear`. For decoding, a `saccade.caches.RecurrentCache` stores ``(head_dim + 1) *
+    (value_dim + 1)`` elements per head.
 
     Example:
         >>> import torch
@@ -231,10 +225,36 @@ class Mamba3(Recurrence):
         matrix = self._recurrence(each, decay, own, visible=visible)
         assert isinstance(matrix, Mamba3Matrix)
         matrix.dtype = inputs.query.dtype
-        return matrix.with_steps(clean(own, wide), before, angles, Preceding.of(visible, kv_len))
+        return matrix.with_steps(before, angles, Preceding.of(visible, kv_len))
 
     def extra_repr(self) -> str:
         return ""
+
+
+def _shifted(rule: Rule, keys: Tensor, segment: Tensor | None) -> Rule:
+    """Return the recurrence in which each token writes the key of the token before it.
+
+    Args:
+        rule: the recurrence, in which each token writes its own key with the strength of its own step.
+        keys: its keys, behind the last key before them, ``[sequences, 1 + len, head_dim]``.
+        segment: the segment of that key; None without segments, or without such a key.
+    """
+    before, _, previous, *_ = rule.extras
+    assert rule.beta is not None  # always given
+    strength = _taken(F.pad(rule.beta, (0, 0, 1, 0)), previous) + before
+    strength = strength if rule.decay is None else strength * rule.decay.exp()
+    is_absent = previous < 0
+    if rule.segments is not None and segment is not None:
+        is_absent = is_absent | ((previous == 0) & (rule.segments != segment[:, None])[..., None])
+    return rule._replace(key=_taken(keys, previous), beta=strength.masked_fill(is_absent, 0.0))
+
+
+def _own_weights(rule: Rule) -> Tensor:
+    """Return the weight with which each row reads its own token or, if that is hidden, the last visible one."""
+    reads = rule.extras[3]
+    assert rule.beta is not None  # always given
+    weights = (rule.query * _taken(rule.key, reads)).sum(-1, keepdim=True) * rule.scale * _taken(rule.beta, reads)
+    return weights.masked_fill(reads < 0, 0.0)
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:
