@@ -80,7 +80,7 @@ class Capture:
             self._thread.depth -= 1
 
     def emit(self, name: str, make: Make, output: AnyOutput | None = None) -> None:
-        """Pass a captured call to the callback, with gradients disabled."""
+        """Pass a captured call to the callback, which runs with gradients disabled."""
         if self.is_suppressed or not self.is_active or in_backward():
             return
         refuse_compiled()
