@@ -298,7 +298,7 @@ def _weakness(probes: EndToEnd) -> str:
 
 
 def _with_module(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
-    """Add the name of the module where a leak begins to the leak's counter-example."""
+    """Return a leak's counter-example with the name of the module where the leak begins."""
     assert leak.key is not None
     module = first_module(subject, reach, leak.key, probes.swapped(reach.one(*leak.key)))
     return dataclasses.replace(leak, module=module)

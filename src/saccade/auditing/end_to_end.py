@@ -22,7 +22,7 @@ class EndToEnd:
 
     Every set of tokens is tested with two probes, because each misses leaks that the other detects. The gradient of an
     output with respect to a token that it must not see is exactly 0. Gradients therefore show even the smallest leak,
-    but they do not pass through counts, routers or rounding. Changes of the tokens do, but they show a leak only if
+    but they do not pass through counts, routers or rounding. Changes of the tokens do, but they reveal a leak only if
     their effect exceeds the noise.
 
     Args:

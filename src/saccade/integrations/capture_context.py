@@ -50,7 +50,7 @@ class Capture:
         callback: receives each call after the model's own kernel has run, in the same thread.
 
     Attributes:
-        is_active: whether the capture is in progress; calls that end afterwards are not emitted.
+        is_active: whether the capture is in progress; calls that end after the capture are not emitted.
         not_recorded: class names, by module name, of modules that seem to compute attention but were not recorded.
     """
 

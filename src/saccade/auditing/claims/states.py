@@ -28,7 +28,7 @@ def states(measured: ModelMeasurements) -> list[ClaimResult]:
 
 
 def _packed(measured: ModelMeasurements) -> ClaimResult:
-    """Check that no module carries tokens of one document into rows of another in a packed run."""
+    """Check that, in a packed run, no row of a module depends on tokens of another document."""
     try:
         subject, documents, separators = _in_documents(measured)
         checked_rows = (
