@@ -81,7 +81,7 @@ def grouped(rules: Mapping[str, str]) -> list[str]:
 
 
 class _Ends(NamedTuple):
-    """The numbers of tokens to the left and right that a row sees, and those that its document has."""
+    """The numbers of tokens on each side of a row that the row sees, and that belong to its document."""
 
     left: int
     right: int
