@@ -84,11 +84,11 @@ def audit(
 
     Args:
         model: a module or function that maps tokens ``[batch, length]``, or embeddings ``[batch, length, width]``, to
-            rows ``[batch, length, ...]``; or a `Runner`, which also runs it on padded or packed texts and with a cache.
-        rule: one mask for all layers, or the text of a mask (see `saccade.masks.parse`); a list with one mask for each
-            layer; or a mapping from patterns of module names to masks. For an encoder-decoder, a mapping from
-            "encoder", "decoder" and "cross" to a mask or a list. When None, it is read from ``model.config`` and
-            reported as assumed.
+            rows ``[batch, length, ...]``; or a `Runner`, which also runs it with padding, packed texts and a cache.
+        rule: one mask for all layers, or a mask written as a string (see `saccade.masks.parse`); a list
+            with one mask for each layer; or a mapping from patterns of module names to masks. For an encoder-decoder, a
+            mapping from "encoder", "decoder" and "cross" to a mask or a list. When None, it is read from
+            ``model.config`` and reported as assumed.
         inputs: tokens or embeddings, or all keyword arguments of the model; two random sequences when None. For an
             encoder-decoder, they must include ``input_ids`` (the source) and ``decoder_input_ids`` (the target).
         tokens: name of the keyword argument that holds the tokens or embeddings. When None, the audit uses an argument
@@ -96,8 +96,8 @@ def audit(
         batch_first: whether tokens or embeddings are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
             layouts of modules and outputs are detected automatically.
         module: the model that ``model`` calls, if ``model`` is a function; its embedding tables and layers are audited.
-        length: length of the random sequences. It must exceed the rule's windows: if they hide nothing at this length,
-            the claim "length" is not answered and says which length to pass.
+        length: length of the random sequences. It must exceed the rule's windows: if a window hides nothing at this
+            length, the claim "length" is not answered and says which length to pass.
         layers: number of layers; when None, the number of modules that mix tokens.
         padding: bool ``[batch, length]``, True at tokens and False at padding. Rows of padding are not checked. When
             None, there is no padding. For an encoder-decoder, each row holds the source followed by the target.
@@ -282,14 +282,14 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
 
 
 def _weakness(probes: EndToEnd) -> str:
-    """Return why a held "reach" claim is weak (the rule forbids nothing, or no gradients); empty if it is not weak."""
+    """Return why a "reach" claim that held is weak (the rule forbids nothing, or no gradients); "" if it is not."""
     if not probes.hides_something:
         return "the rule forbids nothing"
     return Message("measured only by changing inputs: {why}", why=why) if (why := probes.no_gradient) else ""
 
 
 def _with_module(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
-    """Add the name of the module where a leak begins to the leak's counter-example."""
+    """Return a leak's counter-example with the name of the module where the leak begins."""
     assert leak.key is not None
     module = first_module(subject, reach, leak.key, probes.swapped(reach.one(*leak.key)))
     return dataclasses.replace(leak, module=module)
@@ -328,7 +328,7 @@ def _compare_runs(
     outputs: Callable[[Any], Tensor],
     seed: int,
 ) -> list[ClaimResult]:
-    """Check that equivalent ways to run the model give the same outputs, and return one claim for each way."""
+    """Check that equivalent ways of running the model give the same outputs, and return one claim for each."""
     refused = isinstance(subject, EncoderDecoderUnderTest) or subject.group is not None
     refused = refused or subject.tokens.is_floating_point() or not subject.form.batch_first
     if not isinstance(model, nn.Module) or refused:
@@ -369,7 +369,7 @@ def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers
 
 
 def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
-    """Add ``use_cache=False`` to the inputs if the model accepts it, so that rerun modules find no stale keys."""
+    """Add ``use_cache=False`` to the inputs if the model accepts it, so that no rerun module sees keys in a cache."""
     if not isinstance(model, nn.Module) or not can_cache(model):
         return inputs
     if isinstance(inputs, Tensor):

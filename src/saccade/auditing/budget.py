@@ -1,4 +1,4 @@
-"""The class `Budget`: the cost of an audit with a given number of tests, and the faults it will miss."""
+"""The class `Budget`: the cost of an audit with a given number of tests, and the probability that it misses a fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saccade.support.language import translated
 
 
 class Budget(NamedTuple):
-    """The cost of an audit, and the faults that it misses.
+    """The cost of an audit, and the probability that it misses a fault.
 
     Args:
         tests: number of sets of rows to test.
@@ -26,7 +26,7 @@ class Budget(NamedTuple):
 
     @property
     def forward(self) -> int:
-        """Number of forward passes if nothing is broken and the text is a single document."""
+        """Number of forward passes if no claim is broken and the input is a single document."""
         return self.tests + 10
 
     @property
@@ -35,7 +35,7 @@ class Budget(NamedTuple):
         return 2 * (self.tests if self.length <= LONG else min(self.tests, GRADIENT_SETS))
 
     def missed(self, share: float) -> float:
-        """Return the probability of missing a fault that shows in the fraction ``share`` of random rows."""
+        """Return the probability of missing a fault that shows in a fraction ``share`` of all rows."""
         return (1 - share) ** self.tests
 
     def __str__(self) -> str:

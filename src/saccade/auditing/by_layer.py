@@ -1,8 +1,8 @@
 """Audit a model layer by layer: rerun each module that mixes tokens in place, and check it against its layer's rule.
 
-End to end, a rule composed over many layers allows nearly all pairs, a correct layer can hide the error of another,
-and the influence of a token is a product of small weights. A single module has none of these problems, so this check
-detects windows that are off by one.
+End to end, a rule composed over many layers allows nearly all pairs, a correct layer can hide another layer's error,
+and the influence of a token is a product of small weights. A check of a single module has none of these problems, so
+it detects windows that are off by one.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ class ByLayer:
 
     Args:
         subject: the model and its input.
-        mixed: the tokens that each module mixes, as `mixers` returns them. A module need not see other tokens.
+        mixed: the tokens that each module mixes, as `mixers` returns them. A module need not depend on other tokens.
         checked_rows: the rows to check, bool ``[batch, length]``.
         rows: approximate number of rows to test in each module; with 512 tokens or more, only three are tested.
         least: largest gradient that does not count as a leak, as a fraction of the row's largest gradient.
 
     Attributes:
         mixed: the argument ``mixed``, plus modules that mix more than their submodules explain, in execution order.
-        findings: the first leak and the first blind pair of each module.
+        findings: for each module, the first leak and the first token that it should see but ignores.
         differentiable: names of the modules whose outputs have gradients. Only these modules are checked.
         attending: names of the modules that weight tokens by content. A module that mixes in other ways, such as a
             convolution, may see less than its layer allows.
@@ -126,9 +126,10 @@ class ByLayer:
     def measure(self, positions: Collection[int] = ()) -> ByLayer:
         """Rerun all mixing modules during one forward pass, and measure which tokens some of their rows depend on.
 
-        The rows are evenly spaced; the rows ``positions`` are added. Modules that contain a mixing module are also
-        measured. Such a module mixes tokens itself if it reaches more than its submodules explain: for example, a
-        layer that convolves its keys in a submodule but computes attention with plain functions.
+        The rows are evenly spaced; the rows ``positions`` are measured in addition. Modules that contain a
+        mixing module are also measured. Such a module mixes tokens itself if it reaches more than its submodules
+        explain: for example, a layer that convolves its keys in a submodule but computes attention with plain
+        functions.
         """
         around, calls = {outer for name in self.mixed for outer in self._enclosing(name)}, list[str]()
         names = [*self.mixed, *around - set(self.mixed)]
@@ -185,7 +186,7 @@ class ByLayer:
         ]
 
     def rules(self, documents: Tensor) -> dict[str, str]:
-        """Return the rule that each module was measured to follow, as text, by module name.
+        """Return the rule that each module was measured to follow, as a string, by module name.
 
         Args:
             documents: the document index of each token, int ``[batch, length]``.
@@ -213,7 +214,7 @@ class ByLayer:
     def run(
         self, allowed: Callable[[str, int], Tensor], required: Callable[[str, int], Tensor] | None = None
     ) -> ByLayer:
-        """Check all measured rows, and measure rows again if they seem not to see a token.
+        """Check all measured rows, and measure a row again if it seems to ignore a required token.
 
         Args:
             allowed: a function that returns the tokens that a row of a module may see, bool ``[batch, length]``.
@@ -276,7 +277,7 @@ class ByLayer:
         names: Sequence[str],
         order: list[str] | None = None,
     ) -> dict[Probe, Tensor]:
-        """Measure the gradient of each probed row with respect to all tokens, float64 ``[batch, length]``, by probe.
+        """Return, for each probe, the gradient of its row with respect to all tokens, float64 ``[batch, length]``.
 
         If ``changed`` is True, the modules run on different hidden states. After each call of a module, its name is
         appended to ``order``.
@@ -344,7 +345,7 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens whose distance from the probed row is one at which no row of the module sees any token."""
+    """Return the tokens at those distances from the probed row at which no row of the module sees any token."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():

@@ -24,7 +24,7 @@ class TextLocation(NamedTuple):
 
 
 class SetupBatch:
-    """A collator's batch, and the location of each text in it.
+    """A batch that a collator built, and the location of each text in the batch.
 
     Args:
         batch: the collator's result: a mapping with ``input_ids`` ``[batch, length]``, or the ids alone.
@@ -166,7 +166,7 @@ def _mapping(batch: object) -> dict[str, Any]:
 
 
 def ids_of(texts: Sequence[Any]) -> list[Tensor]:
-    """Return the token ids of texts: mappings with ``input_ids``, lists of ids, or tensors ``[length]``.
+    """Return the token ids of texts, which may be mappings with ``input_ids``, lists of ids, or tensors ``[length]``.
 
     Raises:
         TypeError: there are no texts, or a text is not a non-empty list of token ids.

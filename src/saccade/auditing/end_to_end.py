@@ -22,7 +22,7 @@ class EndToEnd:
 
     Every set of tokens is tested with two probes, because each misses leaks that the other detects. The gradient of an
     output with respect to a token that it must not see is exactly 0. Gradients therefore show even the smallest leak,
-    but they do not pass through counts, routers or rounding. Changes of the tokens do, but they show a leak only if
+    but they do not pass through counts, routers or rounding. Changes of the tokens do, but they reveal a leak only if
     their effect exceeds the noise.
 
     Args:
@@ -36,11 +36,11 @@ class EndToEnd:
         required: the rules that define which tokens the outputs must depend on; ``reach`` when None.
 
     Attributes:
-        findings: the first leak and the first blind pair.
+        findings: the first leak, and the first output that ignores a token it should see.
         largest: largest change of a row that must not change, up to the first leak.
         covered: fraction of the forbidden pairs for which some change could have shown a leak; None for 512 tokens or
             more.
-        hides_something: whether the rule forbids any pair, so that there is something to test.
+        hides_something: whether the rule forbids any pair, so that a leak is possible.
         no_gradient: why the outputs have no gradients; empty if they have gradients.
         zero_gradients: the report on gradients that are 0 but should not be.
         unread: tokens whose embeddings no output reads, bool ``[batch, length]``; determined only if some output sees
@@ -178,7 +178,7 @@ class EndToEnd:
         )
 
     def _zero_gradients(self, probe: Probe, row_set: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
-        """Yield a `ZeroGradient` for each row that misses a required token. No two rows may have a source in common."""
+        """Yield a `ZeroGradient` for each row with gradient 0 for a required token. The rows must share no source."""
         for item, position in row_set.rows.nonzero().tolist() if bool(zero.any()) else ():
             expected = self.required.sources(self.required.one(item, position))
             if bool((zero & expected).any()):

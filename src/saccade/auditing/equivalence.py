@@ -84,10 +84,10 @@ def sameness(
 ) -> list[Pair]:
     """Check that equivalent ways of running a model give the same rows.
 
-    Texts run alone or in a batch, padded, packed, in chunks through a cache, and in training mode. The tolerance is
-    measured: two runs may differ by at most ``factor`` times the effect of a single rounding error in every module of
-    this model on these ids. If a copy of the model runs in float64 (see `TrueFloat64`), the copy is compared, with a
-    tolerance of at least 1e-11.
+    The texts are run alone or in a batch, padded, packed, in chunks through a cache, and in training mode. The
+    tolerance is measured: two runs may differ by at most ``factor`` times the effect of a single rounding error in
+    every module of this model on these ids. If a copy of the model runs in float64 (see `TrueFloat64`), the copy is
+    compared, with a tolerance of at least 1e-11.
 
     Args:
         model: a transformers model, a `saccade.models.Decoder` or `Encoder`, a module that takes only ids, or a

@@ -45,7 +45,7 @@ def run_pairs(
 def autocast_pairs(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, RunPair]]:
     """Yield the pairs of runs that are also compared under autocast, each with the name of its claim.
 
-    Positions are shifted so far that bfloat16, which represents integers only up to 256, rounds neighbours together.
+    Positions are shifted beyond 256, where bfloat16 cannot represent all integers and makes some neighbours equal.
     """
     yield "one by one = in a batch", _batched(ids)
     yield "positions shifted", lambda full_run: (full_run.runner.shifted(ids, _FAR_SHIFT), full_run.whole)

@@ -69,7 +69,7 @@ def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _weights(node: Any, count: int) -> bool:
-    """Return whether a node of the autograd graph weights tokens by content; ``count`` inputs depend on the leaf."""
+    """Return whether an autograd node, of whose inputs ``count`` depend on the leaf, weights tokens by content."""
     name = node.name()
     is_own = isinstance(node, BackwardCFunction) or "CppNode" in name
     return count > 0 and (is_own or name.startswith(_WEIGHTS) or (count > 1 and name.startswith(_PRODUCTS)))

@@ -23,9 +23,9 @@ class SeenRow(NamedTuple):
 
 
 def measured_rule(rows: Sequence[SeenRow], documents: Tensor) -> str:
-    """Return the rule that all measured rows of a module follow, as text.
+    """Return the rule that all measured rows of a module follow, as a string.
 
-    The text begins with "within" if the rows see fewer tokens than the smallest rule that contains them, as with a
+    The string begins with "within" if the rows see fewer tokens than the smallest rule that contains them, as with a
     dilated convolution. The width of a window does not include the row's own key.
 
     Args:
@@ -81,7 +81,7 @@ def grouped(rules: Mapping[str, str]) -> list[str]:
 
 
 class _Ends(NamedTuple):
-    """How far one row sees and how far its document extends, to each side in tokens."""
+    """The numbers of tokens on each side of a row that the row sees, and that belong to its document."""
 
     left: int
     right: int
@@ -131,7 +131,7 @@ def _words(left: int, right: int, is_far: Sequence[bool]) -> str:
 
 
 def _run(numbers: Sequence[str]) -> str:
-    """Return numbers as text: "0-3" if they are consecutive, otherwise "0,2,3"."""
+    """Format numbers as a string: "0-3" if they are consecutive, otherwise "0,2,3"."""
     if not numbers or numbers == [""]:
         return "".join(numbers)
     given = [int(one) for one in numbers]

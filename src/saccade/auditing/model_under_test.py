@@ -118,11 +118,11 @@ class ModelUnderTest:
         return changed
 
     def as_rows(self, name: str, x: Tensor) -> tuple[Tensor, bool] | None:
-        """Return a module's input or output as rows ``[batch, length, ...]``, if it holds rows of the module's text.
+        """Return a module's input or output as rows ``[batch, length, ...]``, if it holds one row per token.
 
         Returns:
-            Two values: the rows, and whether the tensor was ``[length, batch, ...]``. None if the tensor holds no rows
-            of the module's text.
+            Two values: the rows, and whether the tensor was ``[length, batch, ...]``. None if the tensor does not hold
+            one row for each token that the module processes.
         """
         own, (batch, _), sizes = self.part_of(name), self.shape, tuple(x.shape[:2])
         length = own.stop - own.start

@@ -53,7 +53,7 @@ def separating_sets(reach: Reach) -> Iterator[Tensor]:
 def row_sets(reach: Reach, checked_rows: Tensor, tests: int, seed: int, borders: Sequence[int] = ()) -> Iterator[Rows]:
     """Yield sets of rows to test. Each set collects rows with disjoint sources, starting from one row.
 
-    The first row of a set is at an edge or at a random position. The edges ``borders``, in the first item, come first.
+    The first row of a set is at an edge or at a random position. The rows ``borders`` of the first item come first.
     """
     draw = torch.Generator().manual_seed(seed)
     edges = _edges(reach, checked_rows)
@@ -69,7 +69,7 @@ def row_sets(reach: Reach, checked_rows: Tensor, tests: int, seed: int, borders:
 
 
 def _edges(reach: Reach, checked_rows: Tensor) -> list[tuple[int, int]]:
-    """Return rows where errors are likely: ends of texts and components, and both sides of tile borders."""
+    """Return the rows where errors are likely, at the ends of texts and components and beside tile borders."""
     label, _ = reach.components()
     between = label[:, 1:] != label[:, :-1]
     end = torch.ones(len(label), 1, dtype=torch.bool)

@@ -101,7 +101,7 @@ class _Argument(NamedTuple):
 def _row_arguments(
     subject: ModelUnderTest, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[int | str, _Argument]:
-    """Return the arguments of a module that hold rows of its text, or rows of another text that it attends to.
+    """Return the arguments with one row per token, either of the module's own text or of one that it attends to.
 
     The first such argument holds the module's rows, as do all arguments equal to it, as in ``attention(x, x, x)``.
     """

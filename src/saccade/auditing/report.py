@@ -46,7 +46,7 @@ class Report:
 
     Attributes:
         model: name of the model's class or of the function.
-        rule: the declared rule of each layer, as text. It begins with "assumed" if it comes from the configuration.
+        rule: the declared rule of each layer, as a string. It begins with "assumed" if it comes from the configuration.
         claims: the result of each claim.
         shape: the number of batch items and the number of tokens of the input.
         dtype: dtype in which the model ran.
@@ -59,7 +59,7 @@ class Report:
             claim is broken or no script can show it.
         declared, measured: whether each output may depend on each token, and whether it does, for the first batch item,
             bool ``[length, length]``; None if the input is too long or there are no gradients.
-        reaches: for each module that mixes tokens, the rule that it was measured to follow, as text.
+        reaches: for each module that mixes tokens, the rule that it was measured to follow, as a string.
     """
 
     model: str
@@ -136,7 +136,7 @@ class Report:
     __repr__ = __str__
 
     def _shown_model(self) -> str:
-        """Return the model's name in the language of the output. A name from outside is never translated."""
+        """Return the model's name, with this library's words translated; the name of a class is never translated."""
         return translated(self.model) if isinstance(self.model, Message) else self.model
 
     def _coverage(self) -> list[str]:
@@ -155,9 +155,9 @@ class Report:
         return [tested + missed, noise + ", ".join(f"{k} {v}" for k, v in self.versions.items())]
 
     def picture(self) -> str:
-        """Return the declared and the measured pairs as text: ``1`` for allowed, ``#`` for a leak, ``o`` for blind.
+        """Return a text picture of the pairs: ``1`` for an allowed pair, ``#`` for a leak, ``o`` for an ignored token.
 
-        Each line is an output, and each column a token.
+        Each line is an output, and each column is a token.
 
         Raises:
             ValueError: pairs were not measured, because the input had more than 64 tokens or there were no gradients.

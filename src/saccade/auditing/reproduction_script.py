@@ -111,7 +111,7 @@ def script_of_pair(model: object, ids: Tensor, claim: str, lengths: Sequence[int
 
 
 def _model_lines(model: object, ids: Tensor, seed: int) -> list[str]:
-    """Return the lines of a bug script that build a transformers model and its tokens; [] for other models."""
+    """Return script lines that build a transformers model and its tokens; empty for other models."""
     config: Any = getattr(model, "config", None)
     if not type(model).__module__.startswith("transformers.") or not hasattr(config, "to_diff_dict"):
         return []
@@ -127,7 +127,7 @@ def _model_lines(model: object, ids: Tensor, seed: int) -> list[str]:
 
 
 def _literal(value: object) -> str | None:
-    """Return a Python expression for a value in a bug script; None for large tensors and unsupported types."""
+    """Return a Python expression for a value in a script; None for large tensors and unsupported types."""
     if isinstance(value, Tensor):
         if value.numel() and bool((value == 1).all()) and value.dtype == torch.int64:
             return f"torch.ones({list(value.shape)}, dtype=torch.int64)"
@@ -140,7 +140,7 @@ def _literal(value: object) -> str | None:
 
 
 class _Claim(NamedTuple):
-    """A claim about a model, and how a bug script calls the model to test it."""
+    """A claim about a model, and how a script calls the model to test the claim."""
 
     name: str
     model: nn.Module
@@ -156,7 +156,7 @@ class _Claim(NamedTuple):
 
 
 def run_lines(model: nn.Module, read: str) -> list[str]:
-    """Return the lines of a bug script that define two functions: one returns the model's rows, one compares rows."""
+    """Return script lines that define two functions: one returns the model's rows, and one compares rows."""
     more = '{"use_cache": False, **more}' if can_cache(model) else "more"
     return [
         f"run = lambda ids, **more: model(input_ids=ids, **{more}){read}",
@@ -167,7 +167,7 @@ def run_lines(model: nn.Module, read: str) -> list[str]:
 def claim_lines(
     claim: str, model: nn.Module, ids: Tensor, lengths: Sequence[int] = (), read: str = ".logits"
 ) -> list[str]:
-    """Return the lines of a bug script that run the model in the two ways that a claim compares; [] for other claims.
+    """Return script lines that run the model in the two ways that a claim compares; empty for other claims.
 
     Args:
         claim: the name of the claim in `saccade.auditing.equivalence`.
@@ -195,7 +195,7 @@ def _trained(claim: _Claim) -> list[str]:
 
 
 def training_lines(parts: str, ids: str) -> list[str]:
-    """Return the lines of a bug script that compare a model in training, without dropout, with evaluation.
+    """Return script lines that compare the model in training mode, without dropout, with evaluation mode.
 
     Args:
         parts: an expression for all objects that may hold a dropout probability.
@@ -268,7 +268,7 @@ def cuts_of(claim: str, n: int) -> str:
 
 
 def _cached(claim: _Claim) -> list[str]:
-    """Return the lines of a bug script that crop, copy or reorder a cache in the middle of a text and then continue."""
+    """Return script lines that crop, copy or reorder a cache in the middle of a text and then continue."""
     first, other, rest = f"ids[:, :{claim.half}]", f"ids.flip(1)[:, :{claim.n - claim.half}]", f"ids[:, {claim.half}:]"
     lines = [
         f"more = lambda ids, state: model(input_ids=ids, use_cache=True, {claim.cache}=state){claim.read}",

@@ -112,7 +112,7 @@ class Runner:
         raise Unanswered("the model has only one attention implementation")
 
     def ours(self, lengths: Sequence[int]) -> Self:
-        """Return a runner for a copy of the model that uses saccade's kernel, with a mask for these text lengths."""
+        """Return a runner for a copy of the model that uses saccade's kernel with a mask for texts of these lengths."""
         raise Unanswered("its attention cannot be replaced")
 
     def trained(self) -> Self:
@@ -136,7 +136,7 @@ class Runner:
         raise Unanswered("the model has no cache")
 
     def stretched(self, ids: Tensor, by: int, axis: int | None = None) -> Tensor:
-        """Run the model with positions multiplied by ``by``, on one position axis or, for None, on all axes."""
+        """Run the model with positions multiplied by ``by`` on one position axis, or on all if ``axis`` is None."""
         raise Unanswered("the model takes no positions")
 
     def on_axes(self, ids: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
 
 
 def _differs(rule: Mask, plain: Mask, length: int) -> bool:
-    """Return whether a rule hides a pair that the plain rule allows, in the last row or column at a given length."""
+    """Return whether ``rule`` hides a pair of the last row or column that ``plain`` allows, at a given length."""
     last, every = torch.tensor([length - 1], device="cpu"), torch.arange(length, device="cpu")
     return any(bool((_allowed(plain, *pair) & ~_allowed(rule, *pair)).any()) for pair in ((last, every), (every, last)))
 

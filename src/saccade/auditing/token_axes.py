@@ -40,7 +40,7 @@ def names_time_first(
 
     Args:
         modules: the modules by name.
-        run: a function that runs the model on the embeddings that it receives, or on those of its tokens for None.
+        run: a function that runs the model on the given embeddings, or on its own tokens if it is given None.
         other: embeddings ``[batch, length, width]`` that differ from those of the tokens in the first text.
 
     Cost: two forward passes, and 8 bytes for each row of each module.

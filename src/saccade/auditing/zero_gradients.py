@@ -1,9 +1,9 @@
-"""Decide whether a gradient of 0 means a blind pair, or only a dead unit, a saturated softmax or decay.
+"""Decide whether a gradient is 0 because an output ignores a token, or because of dead units, saturation or decay.
 
 An output that does not depend on a token has gradient 0 on every input and in every dtype. So a gradient of 0 is
-measured again on a different input, and then on both inputs in true float64. If it is still 0, the pair is blind,
-unless the gradients of tokens nearer to the output shrink to the smallest floats. Recurrences forget in this way, and
-such forgetting cannot be distinguished from masking.
+measured again on a different input, and then on both inputs in true float64. If it is still 0, the output ignores the
+token, unless the gradients of tokens nearer to the output shrink to the smallest floats. Recurrences forget in this
+way, and such forgetting cannot be distinguished from masking.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ZeroGradientReport(NamedTuple):
     why: str = ""
 
     def describe(self, subject: ModelUnderTest) -> str:
-        """Describe in one line the zero gradients that do not prove a blind pair."""
+        """Return a one-line description of the zero gradients that do not prove that an output ignores a token."""
         parts = list[str]()
         if self.decayed:
             decayed = "{pairs} decayed below the range of float64 and not checked"
@@ -89,7 +89,7 @@ class ZeroGradientReport(NamedTuple):
 def recheck(
     subject: ModelUnderTest, zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], measure: MeasureGradients
 ) -> ZeroGradientReport:
-    """Measure zero gradients again, and report which of them show blind pairs.
+    """Measure zero gradients again, and report which of them show that the output ignores the token.
 
     Args:
         subject: the model and its input.
@@ -136,7 +136,7 @@ def _still_zero(
 
 
 def _decayed(size: Tensor, zero: ZeroGradient, dtype: torch.dtype) -> Tensor:
-    """Return the tokens whose gradient is 0 because of decay: beyond all large gradients and preceded by small ones.
+    """Return the tokens whose gradient is 0 because it decays with distance, as small gradients of other tokens show.
 
     Each side of the row is examined separately. A token that is nearer than a token with a large gradient was masked,
     not forgotten. A gradient is small if it is near the smallest numbers of the dtype, or near the rounding error of

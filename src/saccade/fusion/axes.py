@@ -80,7 +80,7 @@ class Axes:
         return len(shape) <= len(visible_shape) and all(size in (1, visible) for size, visible in sizes)
 
     def by_factor(self, x: Tensor, factors: Sequence[int]) -> Tensor:
-        """Reshape a tensor that broadcasts to the lazy tensor to one dimension per factor, of full size or size 1."""
+        """Give a tensor that broadcasts to the lazy tensor one dimension for each factor, of full size or size 1."""
         x = x[(None,) * (len(self.axes) - x.dim())]
         return split_axes(x, self.axes, self.sizes, factors)
 

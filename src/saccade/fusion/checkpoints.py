@@ -38,7 +38,7 @@ def enter_when_recomputed(context: Context) -> bool:
 
 
 def running_checkpoint() -> int:
-    """Return a number that identifies the innermost running checkpoint, or hook for saved tensors."""
+    """Return a number that identifies the innermost running checkpoint or saved-tensor hook."""
     return id(next(_reentrant_checkpoints(), None) or _innermost_hook())
 
 
@@ -52,7 +52,7 @@ def _reentrant_checkpoints() -> Iterator[Any]:
 
 
 def _innermost_hook() -> Any:
-    """Return the innermost hook for saved tensors that may recompute them; those of `save_on_cpu` only store them."""
+    """Return the innermost saved-tensor hook that may recompute tensors; hooks of `save_on_cpu` only store tensors."""
     autograd, storing = torch._C._autograd, []
     try:
         while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None and _only_stores(hooks[0]):
@@ -69,7 +69,7 @@ def _only_stores(pack: Any) -> bool:
 
 
 def _within(context: Context, run: Any) -> Any:
-    """Return a function that runs ``run`` within a context, or ``run`` itself if it enters the context already."""
+    """Return a function that runs ``run`` within a context, or ``run`` itself if it already enters the context."""
     if context in getattr(run, "_contexts", ()):
         return run
 

@@ -1,4 +1,4 @@
-"""ObserveAttention: report attention that a model computes with separate operations, without changing them."""
+"""ObserveAttention: report attention that a model computes with separate operations; the model runs unchanged."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ObserveAttention(TorchFunctionMode):
                 self._on_weights(arrange(weights.detach()))
 
     def report_unknown(self) -> None:
-        """Handle a product of softmax results whose layout is unknown; by default, do nothing."""
+        """Handle a product with softmax results of unknown layout; by default, do nothing."""
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = self._tap.run(func, args, kwargs)

@@ -233,7 +233,7 @@ def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Rep
 def _heads(product: Product, axes: dict[str, Axis], batch: Axis) -> Axis | None:
     """Return the factors of the head axis, or None if the product has fewer than four axes.
 
-    The head axis is the last axis that both tensors have, except for their first shared axis.
+    The head axis is the last axis that both tensors have. Their first shared axis is never the head axis.
     """
     shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
     of_both = [axes[x] for x in shared[1:] if set(axes[x]) <= set(batch)]

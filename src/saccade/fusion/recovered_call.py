@@ -211,8 +211,8 @@ def _items(weights: Scores) -> Axis:
 def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
     """Return the factors (sub-axes) of the query axis.
 
-    If masks and biases vary along exactly one of the queries' axes, it is that axis; otherwise it is the axis nearest
-    to the keys.
+    If masks and biases vary along exactly one of the queries' axes, this is the query axis; otherwise the query axis is
+    the one nearest to the keys.
     """
     visible, every = weights.axes.axes, weights.all_factors
     candidates = [axis for axis in visible if axis and set(axis) <= set(queries) - set(weights.lead)]

@@ -94,7 +94,7 @@ class Scores:
 
     @property
     def all_factors(self) -> Axis:
-        """All factors of the scores, in the order of the dimensions of biases and masks."""
+        """All factors (sub-axes) of the scores' axes; biases and masks have one dimension for each, in this order."""
         return (*self.batch, *self.left_only, *self.right_only)
 
     @property

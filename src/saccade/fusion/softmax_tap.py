@@ -101,7 +101,7 @@ class SoftmaxTap:
     def _state_after(self, func: Any, args: Any, kwargs: Any) -> _State | None:
         """Return the state that the result of a call on tracked weights will have, or None if it is unknown.
 
-        Its version is 0, because the result does not exist yet.
+        The version in this state is 0, because the result does not exist yet.
         """
         known_args, known_kwargs = map_nested(self._known, (args, kwargs))
         tracked_weights = [x for x in _items((args, kwargs)) if isinstance(self._known(x), Scores)]
@@ -195,7 +195,7 @@ class _State(NamedTuple):
 
 
 def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
-    """Return the weights, with the axis that a product sums over as key axis; None if it does not multiply values."""
+    """Return weights whose key axis is the axis that a product sums over; None if they do not multiply values."""
     weights = state.scores
     assert weights is not None
     names, others = product.left_letters, product.right_letters

@@ -1,4 +1,4 @@
-"""Check the arguments of transformers' attention functions, and raise errors for those that are not supported."""
+"""Check the arguments of transformers' attention functions, and raise errors for unsupported arguments."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check_supported(module: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
-    """Raise an error if the arguments and the attention mask separate packed sequences at different places."""
+    """Raise an error if the arguments and the attention mask disagree about where packed sequences begin and end."""
     texts = placed.texts or ((len(placed.kv_positions),),)
     wrong = [name for name, end in ends.items() if texts != (tuple(end.diff().tolist()),)]
     if wrong:
@@ -91,7 +91,7 @@ def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) ->
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_read(files: tuple[str, ...], name: str) -> bool:
-    """Return whether an attention function in the given source files reads an argument; not traced by the compiler."""
+    """Return whether an attention function in the given source files reads an argument; Dynamo does not trace this."""
     return name in _read_by_functions(files)
 
 
@@ -144,7 +144,7 @@ def _is_collected() -> bool:
 
 
 def _is_read_by_a_caller(frame: FrameType | None) -> bool:
-    """Return whether a calling transformers function has ``output_attentions`` set.
+    """Return whether any transformers function on the call stack has ``output_attentions`` set.
 
     Some models, such as PatchTST and Pix2Struct, collect attention weights in their own code.
     """

@@ -35,9 +35,10 @@ class CallOutput(NamedTuple):
     dropout_p: float = 0.0
 
     def watch(self, receive: Receive, refuse: Refuse) -> None:
-        """Request the gradient with respect to the weights.
+        """Request the gradient with respect to the attention weights.
 
-        The backward pass calls ``receive`` with it. If it is unavailable, ``refuse`` is called at once with the reason.
+        The backward pass passes the gradient to ``receive``. If there will be no gradient, ``refuse`` is called at once
+        with the reason.
         """
         if self.dropout_p:
             return refuse("dropout was applied to its weights; use model.eval() or a dropout of 0")
@@ -65,9 +66,10 @@ class DenseWeights(NamedTuple):
     arrange: Callable[[Tensor], Tensor]
 
     def watch(self, receive: Receive, refuse: Refuse) -> None:
-        """Request the gradient with respect to the weights.
+        """Request the gradient with respect to the attention weights.
 
-        The backward pass calls ``receive`` with it. If it is unavailable, ``refuse`` is called at once with the reason.
+        The backward pass passes the gradient to ``receive``. If there will be no gradient, ``refuse`` is called at once
+        with the reason.
         """
         if not self.weights.requires_grad:
             return refuse("its weights require no gradient, as in a reentrant checkpoint or under torch.no_grad()")
@@ -88,7 +90,7 @@ class FutureOutput:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the gradient with respect to the weights has been requested."""
+        """Whether the gradient with respect to the attention weights has been requested."""
         return bool(self._watchers)
 
     def watch(self, receive: Receive, refuse: Refuse) -> None:
@@ -102,7 +104,7 @@ class FutureOutput:
 
 
 class WatchedMatrix(DerivedMatrix):
-    """A matrix that reports its product with values, so that the gradient with respect to it can be computed.
+    """An attention matrix that reports its product with values, so that its gradient can be computed.
 
     Args:
         inner: the matrix.

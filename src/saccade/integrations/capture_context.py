@@ -50,7 +50,7 @@ class Capture:
         callback: receives each call after the model's own kernel has run, in the same thread.
 
     Attributes:
-        is_active: whether the capture is in progress; calls that end afterwards are not emitted.
+        is_active: whether the capture is in progress; calls that end after the capture are not emitted.
         not_recorded: class names, by module name, of modules that seem to compute attention but were not recorded.
     """
 
@@ -80,7 +80,7 @@ class Capture:
             self._thread.depth -= 1
 
     def emit(self, name: str, make: Make, output: AnyOutput | None = None) -> None:
-        """Pass a captured call to the callback, with gradients disabled."""
+        """Pass a captured call to the callback, which runs with gradients disabled."""
         if self.is_suppressed or not self.is_active or in_backward():
             return
         refuse_compiled()

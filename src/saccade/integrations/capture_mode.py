@@ -141,11 +141,11 @@ class CaptureMode(ObserveAttention):
         _emit(call.matrix, made)
 
     def report_weights(self, weights: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
-        """Capture the module's dense weights, just before it multiplies them by values."""
+        """Capture the module's dense attention weights, just before it multiplies them by values."""
         _emit(lambda: DenseMatrix(arrange(weights.detach())), DenseWeights(weights, arrange))
 
     def report_unknown(self) -> None:
-        """Note that the module has multiplied weights whose layout is unknown."""
+        """Note that the module computed attention that cannot be converted, such as weights of unknown layout."""
         if not _is_called_by_engine(sys._getframe(1)):
             for caller in _innermost_callers():
                 caller.listener.capture.note_not_recorded(caller.listener.name, caller.kind)
@@ -153,7 +153,7 @@ class CaptureMode(ObserveAttention):
 
 @contextmanager
 def capture_code_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterator[None]:
-    """Capture attention that is computed within the block, under the name of the given module."""
+    """Capture attention that is computed within the block, and attribute it to the given module."""
     is_on = any(isinstance(mode, CaptureMode) for mode in torch.overrides._get_current_function_mode_stack())
     kind = type(module).__name__
     callers = [_Caller(listener, kind) for listener in listeners]
@@ -227,7 +227,7 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _may_attend_itself(module: nn.Module) -> bool:
-    """Return whether a module's class calls a softmax or torch's attention itself, besides using the interface."""
+    """Return whether a module's own code calls a softmax or torch's attention, besides transformers' interface."""
     bases = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
     functions = (
         inspect.unwrap(function) for base in bases for function in vars(base).values() if inspect.isfunction(function)

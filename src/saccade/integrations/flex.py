@@ -22,7 +22,7 @@ def block_mask(
     block_size: int | tuple[int, int] = 128,
     device: torch.device | str = "cpu",
 ) -> BlockMask:
-    """Return a BlockMask for ``flex_attention`` that equals the mask at default positions (bottom-right).
+    """Return a BlockMask for ``flex_attention`` that equals the mask with the last query at the last key.
 
     Blocks without allowed pairs are skipped, blocks with only allowed pairs are marked full, and FlexAttention
     evaluates the mask in all other blocks. This is exact for every mask; a mask without structure is evaluated in all
@@ -31,9 +31,9 @@ def block_mask(
     Args:
         mask: any mask.
         q_len, kv_len: numbers of queries and keys; ``kv_len`` defaults to ``q_len``.
-        batch: number of batch items; by default, the batch size of the mask.
-        block_size: rows and columns of a block, each at least 1, or one int for both; torch's flash backend needs
-            (256, 128).
+        batch: number of batch items; defaults to the batch size of the mask.
+        block_size: numbers of rows and columns in a block, each at least 1, or one int for both; torch's flash backend
+            needs (256, 128).
         device: the device on which FlexAttention will run.
 
     Returns:

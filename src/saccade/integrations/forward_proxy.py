@@ -75,7 +75,7 @@ class ForwardProxy:
         return self.handler(CapturedCall(self._module, self._original, listeners, args, kwargs))
 
     def __reduce__(self) -> Any:
-        """Copy and pickle as the original ``forward``, so that copies of a recorded model are not recorded."""
+        """Let copies and pickles hold the original ``forward``, so that copies of a recorded model are not recorded."""
         return (getattr, (self._module, "forward")) if self._before is None else (copy.copy, (self._before,))
 
     def add(self, listener: Listener) -> None:

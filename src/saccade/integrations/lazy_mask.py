@@ -255,7 +255,7 @@ def _takes_bool(kind: type) -> bool:
 
 @functools.cache
 def _all_support(kind: type, num_modules: int) -> bool:
-    """Return whether all models with a configuration class pass masks on unchanged; cached per ``num_modules``."""
+    """Return whether all models with this configuration class pass masks on unchanged; cached per ``num_modules``."""
     del num_modules
     modeling: Any = sys.modules.get("transformers.modeling_utils")
     if modeling is None:

@@ -1,4 +1,4 @@
-"""Convert transformers' mask functions to masks: known functions by structure, all others by evaluation."""
+"""Convert transformers' mask functions to masks; known functions keep their structure, others are evaluated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def placed_rule(
         attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding. Keys past its end are masked.
         q_length, kv_length: numbers of queries and keys.
         q_offset, kv_offset: positions of the first query and of the first key.
-        one_by_one: whether the function accepts only single pairs, as users' functions may.
+        one_by_one: whether the function accepts only one pair at a time, as some users' functions do.
 
     Raises:
         ValueError: the documents or the padding have the wrong shape.
@@ -66,7 +66,7 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
 
     Args:
         function: the function that a model passes to its mask interface.
-        one_by_one: whether to call unknown functions with single pairs, as ``torch.vmap`` does.
+        one_by_one: whether to call unknown functions with one pair at a time, using ``torch.vmap``.
 
     Cost: a known pattern costs nothing and keeps its structure. Any other function becomes a `Predicate`, which is
     exact and evaluated for every pair, a few rows at a time. An empty window or chunk also becomes a `Predicate`,

@@ -60,7 +60,7 @@ def unsupported_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
 def run_mha_function(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Compute a call to ``F.multi_head_attention_forward`` with ``attend``; return None if ``attend`` returns None.
+    """Evaluate a call to ``F.multi_head_attention_forward`` using ``attend``; return None if ``attend`` returns None.
 
     Args:
         args, kwargs: the arguments of the call.

@@ -77,13 +77,13 @@ def rule_of(
 
 
 def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> Mask:
-    """Extend a pattern for ``kv_len`` keys by ``num_added`` keys that every query may attend to; it becomes dense."""
+    """Append ``num_added`` keys that every query may attend to, and return the pattern as a dense mask."""
     if not num_added:
         return pattern
     return Dense(F.pad(pattern.to_dense(q_len, kv_len), (0, num_added), value=True))
 
 
 def _wider(mask: Tensor, kv_len: int) -> Tensor:
-    """Extend a mask tensor to the keys that ``nn.MultiheadAttention`` adds, which every query may attend to."""
+    """Add columns to a mask tensor for the keys that ``nn.MultiheadAttention`` adds; every query may attend to them."""
     more = kv_len - mask.shape[-1]
     return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask

@@ -25,7 +25,7 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OtherFunction:
-    """An attention function of another package, and how to convert its calls to attention matrices.
+    """An attention function of another package, with functions that convert its calls to attention matrices.
 
     Attributes:
         heads_first: whether the layout is ``[batch, heads, len, width]`` instead of ``[batch, len, heads, width]``.
@@ -40,13 +40,13 @@ class OtherFunction:
     dropout: str = ""
 
     def call(self, arguments: Arguments) -> Call:
-        """Convert a call to the function to an attention `Call`."""
+        """Translate the arguments of a call to this function into an attention `Call`."""
         query, key, value = (self._with_heads_first(arguments[name]) for name in _names(arguments))
         dropout_p = float(arguments[self.dropout]) if self.dropout else 0.0
         return Call(lambda rule: self.matrix(arguments, query, key, rule), value, query.shape[2], dropout_p)
 
     def run(self, arguments: Arguments, attend: Attend) -> Tensor | None:
-        """Compute a call to the function with ``attend``; return None if ``attend`` returns None."""
+        """Evaluate a call to this function using ``attend``; return None if ``attend`` returns None."""
         redirected = attend(self.call(arguments))
         if redirected is None:
             return None
@@ -54,7 +54,7 @@ class OtherFunction:
         return out if arguments[_names(arguments)[0]].dim() == 4 else out.squeeze(2)
 
     def output(self, arguments: Arguments, out: Tensor) -> CallOutput:
-        """Wrap the output of a call to the function as a `CallOutput`."""
+        """Wrap the output of a call to this function as a `CallOutput`."""
         call = self.call(arguments)
         return CallOutput(out, self._with_heads_first, lambda: call.value, call.dropout_p)
 

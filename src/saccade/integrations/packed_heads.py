@@ -12,7 +12,7 @@ from saccade.integrations.sdpa_matrix import run_sdpa, sdpa_arguments
 
 
 def is_packed(inputs: list[Tensor], module: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an SDPA call passes a single token's query heads as query rows of the key heads.
+    """Return whether an SDPA call passes the query heads of a single token as if they were several queries.
 
     transformers does this in decoding steps with grouped heads and a mask.
 
@@ -33,7 +33,7 @@ def is_packed(inputs: list[Tensor], module: object, args: tuple[Any, ...], kwarg
 
 
 def run_packed(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -> Tensor | None:
-    """Unpack an SDPA call to all query heads and a single query, and compute it with ``attend``.
+    """Unpack an SDPA call into one query for each query head, and evaluate it using ``attend``.
 
     Returns:
         The packed output, ``[batch, kv_heads, groups, value_dim]``; None if ``attend`` returns None.

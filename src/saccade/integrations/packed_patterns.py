@@ -32,7 +32,7 @@ def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = No
 
     Raises:
         UnsupportedError: ``position_ids`` show that the cache also contains sequences other than that of the queries,
-            and the pattern depends on where a sequence starts.
+            and the pattern depends on the start of the sequence.
     """
     if _describes_batch(pattern):
         return both(placed.rule, pattern)
@@ -83,7 +83,7 @@ def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tup
 
 
 def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> None:
-    """Raise an error if the queries continue one of several sequences in a cache, whose start is then unknown."""
+    """Raise an error if the queries continue one of several sequences in a cache, because its start is then unknown."""
     q, kv = placed.q_positions, placed.kv_positions
     if not placed.rule.is_causal or len(q) == len(kv) or not _has_position_per_query(position_ids, len(q)):
         return
@@ -96,7 +96,7 @@ def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> 
 
 
 def _has_position_per_query(position_ids: Tensor | None, length: int) -> TypeGuard[Tensor]:
-    """Return whether ``position_ids`` contains one position per query of the call, with readable values."""
+    """Return whether ``position_ids`` contains one position for each query of the call, and its values can be read."""
     if not isinstance(position_ids, Tensor) or position_ids.is_meta or isinstance(position_ids, FakeTensor):
         return False
     return position_ids.dim() == 2 and position_ids.shape[1] == length

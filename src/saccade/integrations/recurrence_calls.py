@@ -52,7 +52,7 @@ class Function(NamedTuple):
     """A function that models call to compute a recurrence.
 
     Attributes:
-        names: the names of the function's leading arguments.
+        names: the names of the function's first arguments, in order.
         state: the name of the argument that contains the state before the call.
         tokens: converts the arguments of a call to `Tokens`.
         final_state: returns the state after the call from its arguments and result; None if the state is unknown.

@@ -34,7 +34,7 @@ class _State(NamedTuple):
     tokens: Tokens
 
     def select(self, rows: list[int]) -> _State:
-        """Select the state and tokens of batch items, for example after beams were reordered."""
+        """Select the state and tokens of the given batch items, for example after beams are reordered."""
         chosen = (x if x is None or not isinstance(x, Tensor) else x[rows] for x in self.tokens)
         return _State(self.state[rows], Tokens(*chosen))  # type: ignore[arg-type]
 
@@ -91,7 +91,7 @@ class History:
 
 
 def _matching_items(known: Tensor, state: Tensor) -> list[int] | None:
-    """Return the index in ``known`` that matches each batch item of ``state``; None if an item has no match."""
+    """For each batch item of ``state``, return the index of the equal item in ``known``; None if any has no match."""
     if known.shape[1:] != state.shape[1:]:
         return None
     rows = [next((i for i, item in enumerate(known) if torch.equal(item, wanted)), -1) for wanted in state]
@@ -173,7 +173,7 @@ def _namespaces_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
 
 
 class _Layer(NamedTuple):
-    """A running recurrent layer: its listeners, and the cache that was passed to it."""
+    """A running recurrent layer, with its listeners and the cache that was passed to it."""
 
     listeners: tuple[Listener, ...]
     cache: Any
@@ -205,7 +205,7 @@ class _FunctionProxy:
         return out
 
     def __reduce__(self) -> Any:
-        """Copy and pickle as the original function, so that copies of a recorded model are not recorded."""
+        """Let copies and pickles hold the original function, so that copies of a recorded model are not recorded."""
         return copy.copy, (self.original,)
 
 

@@ -1,4 +1,4 @@
-"""RedirectMode: pass the attention calls in a running model's own code to a handler that computes them."""
+"""RedirectMode: pass the attention calls in a running model's own code to a handler that evaluates them."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ class Site:
 
 
 class Handler(Protocol):
-    """An object that computes a model's attention calls, or leaves them to the model's own code."""
+    """An object that evaluates a model's attention calls, or leaves them to the model's own code."""
 
     @property
     def rank(self) -> float:
         """The priority of the handler; of several handlers, the one with the largest rank receives a call first."""
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute a running module's attention call, or return None to leave it to the module's own code."""
+        """Evaluate a running module's attention call, or return None to leave it to the module's own code."""
 
     def leave(self, site: Site, reason: str) -> None:
-        """Handle attention that stays in the model's own code, given the reason."""
+        """Handle attention that is left to the model's own code for the given reason."""
 
     def finish(self, site: Site) -> None:
         """Handle the end of the outermost module's run."""
@@ -95,7 +95,7 @@ class RedirectMode(FuseAttention):
     ``F.multi_head_attention_forward`` and other packages' attention functions. It leaves saccade's kernels alone.
 
     Args:
-        handler: computes the calls.
+        handler: evaluates the calls.
     """
 
     def __init__(self, handler: Handler):
@@ -137,7 +137,7 @@ class RedirectMode(FuseAttention):
         return beneath_redirection(self, lambda other: other.handler.rank > self.handler.rank)
 
     def _run_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Let the handler compute a call to an attention function; return None if the model must run it."""
+        """Let the handler evaluate a call to an attention function; return None if the model must run it."""
         site = self._site()
         if site is None:
             return None
@@ -165,7 +165,7 @@ class RedirectMode(FuseAttention):
         return run(functools.partial(self._attend, site))
 
     def _with_shared_heads(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments of an SDPA call, without the copies if the model has repeated key and value heads."""
+        """Return the arguments of an SDPA call; if the model has repeated its key and value heads, drop the copies."""
         arguments = sdpa_arguments(args, kwargs)
         found = {self._repeats.find(arguments[name]) for name in ("key", "value")}
         repeated = found.pop() if len(found) == 1 else None
@@ -234,7 +234,7 @@ class _WithinModule:
 
     Attributes:
         recomputed: activates the mode.
-        handler: computes the calls.
+        handler: evaluates the calls.
         site: the module's run.
         calls: number of the module's attention calls before the checkpoint.
     """

@@ -54,7 +54,7 @@ Attend = Callable[[Call], Redirected | None]
 def without_free_slots(call: Call) -> Call:
     """Return a call without its last keys if no query may attend to them, such as the free slots of a static cache.
 
-    The last query is then at the last key, as masks on positions require. Other calls are returned unchanged.
+    Masks that use positions require the last query to be at the last key. Other calls are returned unchanged.
     """
     kv_len = call.value.shape[2]
     if call.q_len >= kv_len or call.returns_weights:
@@ -76,9 +76,9 @@ def without_free_slots(call: Call) -> Call:
 
 
 def placed_before_free_slots(matrix: Matrix) -> Matrix:
-    """Return the matrix of a call with a static cache, with the last query at the position of the last used key.
+    """Return the matrix of a call, with the last query at the last used key if the call has a static cache.
 
-    Other matrices are returned unchanged. A call has a static cache if a mask tensor hides the last keys from all
+    Any other matrix is returned unchanged. A call has a static cache if a mask tensor hides the last keys from all
     queries and, with these positions, no query may attend to a later key. The shape stays the same.
     """
     if not isinstance(matrix, AttentionMatrix):
@@ -97,7 +97,7 @@ def placed_before_free_slots(matrix: Matrix) -> Matrix:
 
 
 def _used_keys(inputs: AttentionInputs) -> int:
-    """Return the number of keys, without those at the end that a mask tensor hides from all queries.
+    """Return the number of keys, not counting those at the end that a mask tensor hides from all queries.
 
     All keys count if positions were given, if there are at least as many queries as keys, or if the values of the mask
     cannot be read.

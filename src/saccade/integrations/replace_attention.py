@@ -70,7 +70,7 @@ def replace_attention(
         mask: one pattern for all self-attention; or a mapping from module names, with ``*`` for any characters, to
             patterns or None: ``{"encoder.*": Window(64, 64)}``. The first match applies. The pattern is combined with
             the mask of each call by ``&``. In transformers models that run as modules, its positions
-            start at the first token of each text; see `saccade.integrations.transformers.install`. In calls, they
+            start at the first token of each sequence; see `saccade.integrations.transformers.install`. In calls, they
             start at the first key.
         mechanism: the mechanism to use; exact softmax when None. Each module gets a copy. Not supported for
             transformers models that run as modules. For calls, it must have no parameters.
@@ -178,7 +178,7 @@ class _Part(NamedTuple):
 
 
 def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
-    """Yield the parts of a model that are replaced, and those that cannot be."""
+    """Yield the parts of a model that are replaced, and the parts that cannot be replaced."""
     inside: list[str] = []
     has_calls = includes_root = False
     for name, module in model.named_modules():
@@ -201,8 +201,8 @@ def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
 def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
     """Choose how to replace a module; return None if it computes no attention itself.
 
-    A transformers model with modules in ``left`` runs as calls, because its attention setting applies to the whole
-    model.
+    If some modules of a transformers model are in ``left``, only its calls are replaced, because the model's attention
+    setting applies to all of its modules.
     """
     reason = _reason_against(module)
     if reason:

@@ -1,4 +1,4 @@
-"""StandIn: base class of the classes that make third-party attention modules run on saccade."""
+"""StandIn: the base class for classes that make third-party attention modules run on saccade."""
 
 from __future__ import annotations
 

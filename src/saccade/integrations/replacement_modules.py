@@ -46,7 +46,7 @@ class TorchAttention(StandIn):
         self.register_forward_pre_hook(keep_in_python)
 
     def merge_masks(self, *_: Any) -> Any:
-        """Raise an error, because torch's encoder layer calls this only before its fused code bypasses this module."""
+        """Raise an error: torch's encoder layer calls this method only if its fused code will bypass this module."""
         reason = "its fused code bypasses the replaced attention, and the hook that prevents this was removed"
         hint = "torch.backends.mha.set_fastpath_enabled(False)"
         raise unsupported("nn.TransformerEncoderLayer", [reason], hint=hint)
@@ -144,7 +144,7 @@ class TorchAttention(StandIn):
 
 
 class FusedAttention(StandIn):
-    """A self-attention module with a single ``qkv`` projection, as in timm's vision transformers, run on saccade.
+    """A self-attention module with a single ``qkv`` projection, like timm's, that runs on saccade.
 
     It has the attributes ``qkv``, ``proj`` and ``num_heads``, and optionally ``q_norm``, ``k_norm``, ``attn_drop``,
     ``norm``, ``proj_drop`` and ``scale``.
@@ -208,7 +208,7 @@ def _check_out_proj(layer: Any) -> None:
 
 
 def keep_in_python(module: nn.Module, args: Any) -> None:
-    """Do nothing, because only the presence of this hook matters; see `TorchAttention.set_up`."""
+    """Do nothing; only the presence of this hook matters, see `TorchAttention.set_up`."""
 
 
 def is_fused(module: nn.Module) -> bool:

@@ -114,7 +114,7 @@ class Rules:
 
 @dataclass
 class ReplacementPlan:
-    """A handler that computes a model's attention calls with saccade.
+    """A handler that evaluates a model's attention calls with saccade.
 
     Args:
         rules: the masks.
@@ -136,7 +136,7 @@ class ReplacementPlan:
     _has_run: bool = False
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute a running module's attention call, or return None to leave it to the module's own code."""
+        """Evaluate a running module's attention call, or return None to leave it to the module's own code."""
         if site.name in self.left:
             self._note(site, "its own code", f"{LEFT}: named in leave=")
             return None
@@ -154,7 +154,7 @@ class ReplacementPlan:
         return Redirected(out, matrix, call.value)
 
     def leave(self, site: Site, reason: str) -> None:
-        """Record attention that stays in the module's own code.
+        """Record that the module's own code computes its attention.
 
         Raises:
             UnsupportedError: ``partial`` is False, so all attention must be replaced.
@@ -222,7 +222,7 @@ class ReplacementPlan:
 
 
 def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> Matrix:
-    """Return a mechanism's matrix for the inputs of an exact attention matrix.
+    """Return the matrix that a mechanism computes from the inputs of an exact attention matrix.
 
     Raises:
         UnsupportedError: the mechanism has parameters, or does not support this call.

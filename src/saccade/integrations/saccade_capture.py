@@ -98,7 +98,7 @@ class _Hook:
         return None
 
     def __reduce__(self) -> Any:
-        """Copy and pickle as a hook that does nothing, so that copies of a recorded model are not recorded."""
+        """Let copies and pickles hold a hook that does nothing, so that copies of a recorded model are not recorded."""
         return functools.partial, (_do_nothing,)
 
 

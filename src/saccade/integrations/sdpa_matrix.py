@@ -85,7 +85,7 @@ def unsupported_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def run_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -> Tensor | None:
-    """Compute a call to torch's SDPA with ``attend``; return None if ``attend`` returns None."""
+    """Evaluate a call to torch's SDPA using ``attend``; return None if ``attend`` returns None."""
     arguments = sdpa_arguments(args, kwargs)
     query, value = arguments["query"], arguments["value"]
     shape = leading_shape(query, arguments["key"], value)

@@ -8,7 +8,7 @@ from torch import nn
 
 
 class SwappedClass(nn.Module):
-    """Base class of the classes that `swap_class` combines with a module's class.
+    """Base class for classes that `swap_class` combines with a module's class.
 
     The module remains the same object, so ``isinstance``, parameters, buffers, hooks, attributes and references to it
     are unaffected.
@@ -33,7 +33,7 @@ _classes: dict[Any, type[SwappedClass]] = {}
 
 
 def swap_class(module: nn.Module, kind: type[SwappedClass]) -> None:
-    """Change a module's class in place to a combination of its class and ``kind``; ``kind`` has the new ``forward``."""
+    """Change a module's class in place to a combination of its class and ``kind``, which has the new ``forward``."""
     module.__class__ = _class_of(kind, type(module))
 
 

@@ -49,7 +49,7 @@ def _captured_modules(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, 
 
 @dataclass
 class _Layer:
-    """A running encoder layer of torch: its attention module, and whether that module has been called."""
+    """A running encoder layer of torch, with its attention module and whether that module has been called."""
 
     attention: nn.Module
     was_called: bool = False

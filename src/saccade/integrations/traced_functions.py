@@ -50,7 +50,7 @@ class MaskFunctionData:
 
     @classmethod
     def of(cls, function: Any) -> MaskFunctionData | None:
-        """Represent a mask function as data; return None for a user's function, whose code a program cannot contain."""
+        """Represent a mask function as data; return None for a user's function, because a program cannot contain it."""
         if is_polyfill(function):
             made_of: MaskFunctionData | None = function(_DESCRIBE)
             return made_of
@@ -101,7 +101,7 @@ def closure_of(function: Any) -> dict[str, Any]:
 
 
 def is_polyfill(function: Any) -> bool:
-    """Return whether a mask function comes from this file's replacements, called while Dynamo traced a model."""
+    """Return whether a mask function was built by this file's replacements while Dynamo traced a model."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_name == "_traced_mask_function"
 

@@ -129,7 +129,7 @@ class _Layer:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return only the new keys and values; the keys refer to the cache, which computes the attention later."""
+        """Return only the new keys and values, and attach the cache to the keys; it computes the attention later."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.rows = len(key_states)

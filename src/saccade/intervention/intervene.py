@@ -272,7 +272,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
 
 @dataclass(frozen=True)
 class _Recomputed:
-    """A context for recomputing a checkpoint, in which the edits that were active in the forward pass apply again."""
+    """A context for recomputing a checkpoint; it reapplies the edits that were active in the forward pass."""
 
     intervention: intervene
     edits: tuple[Edit, ...]
@@ -348,11 +348,11 @@ class _Calls:
 
     @property
     def rank(self) -> int:
-        """The priority of the handler: interventions entered later receive calls first, and replacements before all."""
+        """The priority of the handler; later interventions receive calls before earlier ones but after replacements."""
         return self._intervention._rank
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute an attention call in a module's own code if the call has edits; otherwise return None."""
+        """Evaluate an attention call in a module's own code if the call has edits; otherwise return None."""
         if not _is_most_recent(self._intervention, site.module):
             return None  # the most recent intervention applies all edits
         number, site.calls = site.calls, site.calls + 1

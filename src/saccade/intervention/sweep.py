@@ -59,7 +59,7 @@ class Sweep(Sequence[HeadEffect]):
         return destination
 
     def strongest(self, count: int | None = None) -> list[HeadEffect]:
-        """Return the heads with the largest absolute differences, largest first; all of them when None."""
+        """Return the ``count`` heads with the largest absolute differences, largest first; all heads when None."""
         return sorted(self._effects, key=lambda effect: -abs(effect.difference))[:count]
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ def measured(measure: Callable[[], float | Tensor]) -> float:
     """Call a measure of the model and return its result as a number.
 
     Raises:
-        TypeError: the measure is no function, or does not return a single number.
+        TypeError: the measure is not a function, or does not return a single number.
     """
     hint = "pass a function, such as lambda: model(ids, labels=ids).loss"
     if not callable(measure):

@@ -121,7 +121,7 @@ _REMEMBERED = 64  # maximum number of threads per layer; if there are more, the 
 
 
 class CallEnds:
-    """The `CallEnd` of the last call to each layer in each thread, to recognise the calls that continue it.
+    """For each layer and thread, the `CallEnd` of the last call, to recognise later calls that continue it.
 
     A call continues a run if it adds keys to those of the run's last call. Cross-attention adds no keys, so a call with
     the same keys continues a run only during a generation, that is, if the preceding self-attention call in the same

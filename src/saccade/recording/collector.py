@@ -63,7 +63,7 @@ class Selection:
     def may_select(self, name: str) -> bool:
         """Return whether a module that could not be recorded may be one of the selected layers.
 
-        If layers are selected by index, it may be, because the index of such a module is unknown.
+        The result is True if layers are selected by index, because the index of such a module is unknown.
         """
         is_named = any(fnmatchcase(name, pattern) for pattern in self._patterns)
         return self._indices is None or bool(self._indices) or is_named

@@ -122,7 +122,7 @@ class StoredMatrices:
 
 
 def _merged_with_last(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:
-    """Return a list with the previous part and the new matrix merged into one; [] if they are not one recurrence."""
+    """Merge a new matrix with the previous part, and return the result in a list; [] if they are not one recurrence."""
     whole = None
     if isinstance(matrix, RecurrenceMatrix) and isinstance(last.matrix, RecurrenceMatrix) and not first_column:
         whole = matrix.below(last.matrix)

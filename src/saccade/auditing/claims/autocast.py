@@ -1,4 +1,4 @@
-"""Claims about autocast to bfloat16: nothing forbidden is seen, and rows differ from other runs by rounding alone."""
+"""Claims about autocast to bfloat16: rows depend on no forbidden token, and runs differ by rounding alone."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SETS = 6
 
 
 def autocast(measured: ModelMeasurements) -> Iterator[ClaimResult]:
-    """Check a model under autocast: what its rows depend on, their values, and equivalent ways of running it.
+    """Check a model under autocast: which tokens its rows depend on, their values, and equivalent ways of running it.
 
     The allowed difference is derived from the rounding of bfloat16: four times the effect, on this model under
-    autocast, of one rounding in the result of every module and in every weight matrix. Ways of running that already
-    differ without autocast are left out.
+    autocast, of one rounding in the result of every module and in every weight matrix. Ways of running the model that
+    already differ without autocast are not compared.
     """
     yield _reach(measured)
     yield _as_without(measured)
@@ -84,7 +84,7 @@ def _as_without(measured: ModelMeasurements) -> ClaimResult:
 
 
 def _pairs(measured: ModelMeasurements) -> list[ClaimResult]:
-    """Check equivalent ways of running the model under autocast; those without an answer are left out."""
+    """Check equivalent ways of running the model under autocast; claims without an answer are left out."""
     try:
         runner, ids, texts = measured.runner(), measured.ids, measured.texts
     except Unanswered:

@@ -17,7 +17,7 @@ _ITEMS = 4  # number of items whose influence is measured
 
 
 def batch(measured: ModelMeasurements) -> list[ClaimResult]:
-    """Check with gradients and changes that no batch item depends on another; otherwise name the first leaking module.
+    """Check by gradients and changes that no batch item depends on another; if one does, name the first leaking module.
 
     Gradients also detect influences that cancel except for rounding, such as a maximum over the batch that is
     subtracted and later added.

@@ -22,7 +22,7 @@ def compared(
 
 
 def claim_of(pair: Pair, passes: int) -> ClaimResult:
-    """Convert a comparison into the result of a claim, with the first row that differs as the counter-example."""
+    """Convert a comparison of two runs into a claim's result; the first row that differs is the counter-example."""
     answered = pair.verdict != "not answered"
     found = None
     if pair.verdict == "broken" and pair.where is not None:

@@ -11,7 +11,7 @@ from saccade.auditing.finding import ClaimResult
 
 
 def compiled(measured: ModelMeasurements) -> list[ClaimResult]:
-    """Check that the model, as traced by torch.compile, gives the same rows as an eager run; no kernels are generated.
+    """Check that the model traced by torch.compile gives the same rows as an eager run, without generating kernels.
 
     Cost: a few seconds for tracing.
     """

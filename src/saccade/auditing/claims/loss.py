@@ -1,4 +1,4 @@
-"""The claim that the loss reads the label of each next token, except for padding and the first token of a document."""
+"""The claim that the loss reads the label of every token except padding and the first token of each document."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class ModelMeasurements(NamedTuple):
         given_runner: the runner that the caller passed; None if the audit chooses one.
         subject: the model and its input.
         composed: the composition of the declared rules.
-        layered: the measured modules that mix tokens.
+        layered: the modules that mix tokens, each with its measured gradients.
         checked_rows: the rows to check, bool ``[batch, length]``.
         inputs: the inputs of the model.
         outputs: a function that extracts rows from the model's result.
@@ -86,7 +86,7 @@ class ModelMeasurements(NamedTuple):
 
 
 def result(name: str, finding: CounterExample | None, why: str = "", allowed: float = 0.0) -> ClaimResult:
-    """Return the result of a claim: broken if there is a counter-example, otherwise held."""
+    """Return the result of a claim, which is broken if there is a counter-example and held otherwise."""
     verdict = "held" if finding is None else "broken"
     return ClaimResult(name, verdict, 0.0 if finding is None else finding.size, allowed, finding, why)  # type: ignore[arg-type]
 

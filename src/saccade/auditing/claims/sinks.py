@@ -20,7 +20,8 @@ _EQUAL = 1e-2  # smaller differences, relative to all rows, count as rounding
 def sinks(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check each learned sink, a module's parameter with "sink" in its name and one logit for each head.
 
-    - A larger logit takes weight from all keys: with a logit of 80, every row equals the module's output without keys.
+    - A larger logit takes weight from all keys: with a logit of 80, every row equals the module's output
+      for an empty set of keys.
     - Each head's logit has a gradient; an implementation that ignores the logit fails this check.
     """
     owners = _sink_parameters(measured)

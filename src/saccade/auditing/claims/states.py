@@ -28,7 +28,7 @@ def states(measured: ModelMeasurements) -> list[ClaimResult]:
 
 
 def _packed(measured: ModelMeasurements) -> ClaimResult:
-    """Check that no module carries tokens of one document into rows of another in a packed run."""
+    """Check that, in a packed run, no row of a module depends on tokens of another document."""
     try:
         subject, documents, separators = _in_documents(measured)
         checked_rows = (
@@ -103,7 +103,7 @@ def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample
 def _changed_row(
     rerun: Callable[[Tensor], Tensor], hidden: Tensor, other: Tensor, out: Tensor, chosen: Tensor, checked_rows: Tensor
 ) -> tuple[tuple[int, int], tuple[int, int], float] | None:
-    """Return a row that changes with a token of another document, the token, and the size; None if there is none.
+    """Return a row that changes with another document's token, that token, and the size of the change; or None.
 
     Only tokens in ``chosen`` are changed, and only rows in ``checked_rows`` are checked.
     """
@@ -120,7 +120,7 @@ def _changed_row(
 
 
 def _between_calls(measured: ModelMeasurements) -> ClaimResult:
-    """Check that a text gives the same rows after the model has read another text."""
+    """Check that a text gives the same rows even if the model has read another text before."""
     subject, name = measured.subject, "states between calls"
     draw = torch.Generator().manual_seed(measured.seed)
     other = torch.randn(subject.vectors.shape, generator=draw, dtype=torch.float64).to(subject.vectors)
