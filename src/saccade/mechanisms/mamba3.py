@@ -1,4 +1,4 @@
-"""Mamba3: a state space with a rotating state, to which each token is written in two steps, its own and the next."""
+"""Mamba3: a state space whose state rotates, and to which a token is written in its own step and in the next."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from saccade.mechanisms.checked_mechanism import Inputs
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.features.sequence_order import check_in_order
+from saccade.mechanisms.readable_tensors import is_readable
 from saccade.mechanisms.recurrences.mechanism import (
     Recurrence,
     check_decay_of_tokens,
@@ -46,7 +47,7 @@ class Preceding(NamedTuple):
 
     @classmethod
     def of(cls, visible: Visible, length: int) -> Preceding:
-        """Find the last visible token of the same document before each of ``length`` tokens."""
+        """Find the preceding visible tokens of ``length`` tokens."""
         hidden, documents = visible.hidden_keys, visible.kv_documents
         index = torch.arange(length, device=visible.kv_positions.device)[None]
         seen = index + 1 if hidden is None else (index + 1).masked_fill(hidden, 0)
@@ -66,18 +67,23 @@ class Preceding(NamedTuple):
 class Mamba3Matrix(RecurrenceMatrix):
     """The lazy matrix of `Mamba3`.
 
-    In its recurrence, each token writes the token before it, with the strengths of both steps; what it writes of itself
-    is added on the diagonal. A state is ``[head_dim + 1, value_dim + 1]``: S, the last key in the last column, and the
-    last value in the last row, for the step of the next token. It is rotated so that the last token has the angle 0.
+    Each token is added to the state S twice: in its own step, and in the step of the next token. The underlying
+    recurrence adds both terms of a token in the step of the next token. The weight of a token for its own query is
+    added on the diagonal of the matrix.
+
+    A stored state is ``[head_dim + 1, value_dim + 1]``: S, with the last key in an additional column and the last value
+    in an additional row, which the next step adds. It is rotated back by the angle of the last token, so that later
+    calls sum angles from 0.
     """
 
     def with_steps(self, before: Tensor, angles: Tensor, preceding: Preceding) -> Mamba3Matrix:
-        """Let tokens write those before them. Return this matrix.
+        """Set the tensors that the steps of the recurrence need, and return this matrix.
 
         Args:
-            before: the strengths with which a step writes the token before it, ``[batch, heads, len, 1]``.
+            before: the strengths with which each step adds the preceding token to the state, ``[batch, heads, len,
+                1]``.
             angles: the angles, summed over the tokens, ``[batch, heads, len, pairs]``.
-            preceding: the visible token before each token.
+            preceding: the tokens that precede others.
         """
         (batch, heads), length = self.shape[:2], self._rule.key.shape[1]
         of_tokens = [self._lines(x)[:, :length] for x in (before, angles)]
@@ -181,8 +187,8 @@ class Mamba3(Recurrence):
             query: C, ``[batch, heads, q_len, head_dim]``.
             key: B, ``[batch, key_heads, kv_len, head_dim]``.
             step: Δ, at least 0, ``[batch, kv_heads, kv_len]``; None for 1.
-            blend: λ, from 0 to 1, in the shape of ``step``: the share of a step that adds its own token; the rest
-                adds the token before it. None for 1.
+            blend: λ, from 0 to 1, in the shape of ``step``: the share of a step that writes its own token, while the
+                rest writes the token before it. None for 1.
             decay: g, the log decay of the state in each step, at most 0, in the shape of ``step``; None for 0.
             angle: by how many radians each step rotates each pair of channels of the state, ``[batch, kv_heads, kv_len,
                 pairs]`` for the first ``2 * pairs`` channels; None for no rotation.
@@ -258,7 +264,7 @@ def _own_weights(rule: Rule) -> Tensor:
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:
-    """Gather tokens of ``x [sequences, len, width]`` by ``index [sequences, any, 1]``; index -1 returns token 0."""
+    """Gather the tokens of ``[sequences, len, width]`` at ``[sequences, any, 1]``. An index of -1 gives any token."""
     return x.gather(1, index.clamp(min=0).expand(-1, -1, x.shape[2]))
 
 
@@ -277,12 +283,12 @@ def _turned(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def _spread(x: Tensor, heads: int) -> Tensor:
-    """Repeat each head of ``x`` for a group of adjacent heads, so that there are ``heads`` in total."""
+    """Repeat each of fewer heads for the heads of its group."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // max(1, x.shape[1]), 1)
 
 
 def _checked_share(name: str, x: Tensor | None, inputs: Inputs) -> Tensor:
-    """Check the step sizes or the blend of a call, and return them as ``[batch, heads, kv_len, 1]``; all 1 if None."""
+    """Check the step sizes or the blend of a call, and return them as ``[batch, heads, kv_len, 1]``; 1 when None."""
     if x is None:
         return inputs.key.new_ones(inputs.shape[0], 1, inputs.shape[3], 1)
     x = checked_gate(name, x, inputs)
@@ -295,7 +301,7 @@ def _checked_share(name: str, x: Tensor | None, inputs: Inputs) -> Tensor:
 
 
 def _checked_angle(angle: Tensor | None, inputs: Inputs) -> Tensor:
-    """Check the angles of a call and return them, ``[batch, heads, kv_len, pairs]``, with 0 pairs if None."""
+    """Check the angles of a call; no pairs when None."""
     batch, _, _, kv_len = inputs.shape
     if angle is None:
         return inputs.key.new_zeros(batch, 1, kv_len, 0)
