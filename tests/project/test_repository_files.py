@@ -42,14 +42,15 @@ def test_a_claim_that_holds_is_not_annotated() -> None:
     assert annotations(_report("held"), strict=True) == []
 
 
-def test_a_broken_law_is_annotated() -> None:
+def test_a_broken_law_and_what_is_left_out_are_annotated() -> None:
     write = runpy.run_path(str(JUDGE / "annotate.py"))["annotations"]
     laws = [
         {"name": "oracle", "verdict": "broken", "why": "the output\n100 %"},
         {"name": "pure", "verdict": "kept", "why": ""},
         {"name": "rows", "verdict": "unexpectedly kept", "why": ""},
     ]
-    error, warning = write({"laws": laws})
+    notice, error, warning = write({"laws": laws, "notes": ["takes no grouped heads"]})
+    assert notice == "::notice title=saccade judge::takes no grouped heads"
     assert error == "::error title=saccade judge, oracle::the output%0A100 %25"
     assert warning == "::warning title=saccade judge, rows::expected to fail, but kept"
 

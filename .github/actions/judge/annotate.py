@@ -14,8 +14,8 @@ def escape(text: str) -> str:
 
 
 def annotations(report: dict) -> list[str]:
-    """Return a workflow command for each law: an error if it is broken, a warning if it was expected to be."""
-    lines = []
+    """Return a workflow command for each note and law: an error if it is broken, a warning if it was expected to be."""
+    lines = [f"::notice title=saccade judge::{escape(note)}" for note in report["notes"]]
     for law in report["laws"]:
         title = f"title=saccade judge, {law['name']}"
         if law["verdict"] == "broken":
