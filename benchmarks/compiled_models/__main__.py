@@ -35,6 +35,11 @@ _WORDS: dict[str, dict[str, str]] = {
         "MultiHeadAttention": "`MultiHeadAttention`",
         "nn.TransformerEncoder": "替换后的 `nn.TransformerEncoder`",
         "Mistral": "Mistral（带窗口）",
+        **{
+            f"{model}, {kind}": f"{model}（{words}）"
+            for model in ("Llama", "GPT-2")
+            for kind, words in (("packed", "打包文本"), ("bool mask", "布尔掩码"), ("float mask", "浮点掩码"))
+        },
     },
 }
 

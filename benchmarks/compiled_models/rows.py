@@ -79,28 +79,29 @@ class _Encoder(nn.Module):
 
 
 class _Logits(nn.Module):
-    """A model of transformers without a cache, with tensors as arguments."""
+    """A model of transformers without a cache, with tensors as arguments; ``where`` is named ``argument``."""
 
-    def __init__(self, name: str, implementation: str):
+    def __init__(self, name: str, implementation: str, argument: str):
         super().__init__()
         install()
-        self.model = TRANSFORMERS[name]()
+        self.model, self.argument = TRANSFORMERS[name](), argument
         self.model.set_attn_implementation(implementation)
         self.model.config.use_cache = False
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, where: Tensor, decoder_input_ids: Tensor | None = None) -> Tensor:
         more = {} if decoder_input_ids is None else {"decoder_input_ids": decoder_input_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **more).logits
+        logits: Tensor = self.model(input_ids=input_ids, **{self.argument: where}, **more).logits
         return logits
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model, with a batch of two sequences of any length, the first of which has padding.
+    """A model, with a batch of two sequences of any length.
 
     Attributes:
         kind: a key of `TRANSFORMERS`, or "layer" or "encoder".
-        padding: side of the padding, "left" or "right".
+        padding: side of the padding of the first sequence, "left" or "right"; or "packed" if each row holds three texts
+            whose ``position_ids`` restart, or "bool" or "float" if a mask of four axes separates the same texts.
         generates: whether the model generates text.
     """
 
@@ -116,11 +117,14 @@ class Row:
         """
         torch.manual_seed(0)
         if self.kind in TRANSFORMERS:
-            return _Logits(self.kind, implementation).eval()
+            argument = "position_ids" if self.padding == "packed" else "attention_mask"
+            return _Logits(self.kind, implementation, argument).eval()
         return (_Layer if self.kind == "layer" else _Encoder)(implementation).eval()
 
     def arguments(self, n: int) -> tuple[Tensor, ...]:
         """Return random arguments of the model for sequences of ``n`` tokens."""
+        if self.padding in ("packed", "bool", "float"):
+            return torch.randint(1, 64, (2, n)), self._texts(n)
         tokens = torch.ones(2, n, dtype=torch.long)
         tokens[0, slice(0, 3) if self.padding == "left" else slice(n - 3, n)] = 0
         if self.kind not in TRANSFORMERS:
@@ -128,23 +132,41 @@ class Row:
         more = (torch.randint(1, 64, (2, n - 2)),) if self.kind == "t5" else ()
         return torch.randint(1, 64, (2, n)), tokens, *more
 
+    def _texts(self, n: int) -> Tensor:
+        """Return the positions of three texts in each row, or the mask that separates them."""
+        texts = torch.tensor([[0] * 2 + [1] * 3 + [2] * (n - 5), [0] * (n - 4) + [1] * 3 + [2]])
+        if self.padding == "packed":
+            first = torch.searchsorted(texts, texts)  # index of the first token of each token's text
+            return torch.arange(n) - first
+        allowed = (texts[:, None, :, None] == texts[:, None, None]) & torch.ones(n, n, dtype=torch.bool).tril()
+        added = torch.randn(2, 1, n, n)
+        return allowed if self.padding == "bool" else added.masked_fill(~allowed, torch.finfo(added.dtype).min)
+
     def compared(self, out: Tensor, arguments: tuple[Tensor, ...]) -> Tensor:
         """Return the output at tokens. At padding, whose queries may see no key, implementations differ."""
-        return out if self.kind == "t5" else out[arguments[1].bool()]
+        is_padded = self.kind != "t5" and self.padding in ("left", "right")
+        return out[arguments[1].bool()] if is_padded else out
 
     def shapes(self) -> tuple[dict[int, Any], ...]:
         """Return the dynamic dimensions of the arguments for an export."""
-        length = Dim("length", min=4, max=512)
-        return ({1: length}, {1: length}, {1: Dim("target", min=2, max=512)})[: 3 if self.kind == "t5" else 2]
+        length = Dim("length", min=6, max=512)
+        where = {2: length, 3: length} if self.padding in ("bool", "float") else {1: length}
+        return ({1: length}, where, {1: Dim("target", min=2, max=512)})[: 3 if self.kind == "t5" else 2]
 
 
 ROWS: dict[str, Row] = {
     "MultiHeadAttention": Row("layer", padding="right"),
     "nn.TransformerEncoder": Row("encoder", padding="right"),
     "Llama": Row("llama", generates=True),
+    "Llama, packed": Row("llama", padding="packed"),
+    "Llama, bool mask": Row("llama", padding="bool"),
+    "Llama, float mask": Row("llama", padding="float"),
     "Mistral": Row("mistral", generates=True),
     "Gemma 3": Row("gemma3", generates=True),
     "GPT-2": Row("gpt2", generates=True),
+    "GPT-2, packed": Row("gpt2", padding="packed"),
+    "GPT-2, bool mask": Row("gpt2", padding="bool"),
+    "GPT-2, float mask": Row("gpt2", padding="float"),
     "BERT": Row("bert", padding="right"),
     "T5": Row("t5", padding="right", generates=True),
 }

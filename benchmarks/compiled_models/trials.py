@@ -27,41 +27,37 @@ Verdict = list[int] | str | None
 
 def forward(row: Row) -> Verdict:
     """Return the number of graphs over ten lengths in forward passes."""
-    counts, outputs = [], []
-    for implementation in IMPLEMENTATIONS:
-        model = row.make(implementation)
-        compiled, counter = _compiled(model)
-        torch.manual_seed(1)
-        with torch.no_grad():
-            for n in LENGTHS:
-                arguments = row.arguments(n)
-                outputs.append(row.compared(compiled(*arguments), arguments))
-                _assert_equal(outputs[-1], row.compared(model(*arguments), arguments))
-        counts.append(counter.frame_count)
-    for ours, theirs in zip(outputs[: len(LENGTHS)], outputs[len(LENGTHS) :], strict=True):
-        _assert_equal(ours, theirs)
-    return counts
+    with torch.no_grad():
+        return _graphs(row, lambda model, run, arguments: [row.compared(run(*arguments), arguments)])
 
 
 def training(row: Row) -> Verdict:
     """Return the number of graphs over ten lengths in forward and backward passes."""
-    counts = []
+
+    def gradients(model: nn.Module, run: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> list[Tensor]:
+        model.zero_grad()
+        row.compared(run(*arguments), arguments).sin().sum().backward()
+        return [x.grad.clone() for x in model.parameters() if x.grad is not None]
+
+    return _graphs(row, gradients)
+
+
+def _graphs(
+    row: Row, results: Callable[[nn.Module, Callable[..., Tensor], tuple[Tensor, ...]], list[Tensor]]
+) -> list[int]:
+    """Count graphs, with saccade and with SDPA, and compare the results of both with each other and with eager runs."""
+    counts, found = [], []
     for implementation in IMPLEMENTATIONS:
         model = row.make(implementation)
         compiled, counter = _compiled(model)
+        torch.manual_seed(1)
         for n in LENGTHS:
             arguments = row.arguments(n)
-            results = [_gradients(row, model, run, arguments) for run in (compiled, model)]
-            for ours, theirs in zip(*results, strict=True):
-                _assert_equal(ours, theirs)
+            found.append(results(model, compiled, arguments))
+            _assert_equal(found[-1], results(model, model, arguments))
         counts.append(counter.frame_count)
+    _assert_equal(found[: len(LENGTHS)], found[len(LENGTHS) :])
     return counts
-
-
-def _gradients(row: Row, model: nn.Module, run: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> list[Tensor]:
-    model.zero_grad()
-    row.compared(run(*arguments), arguments).sin().sum().backward()
-    return [x.grad.clone() for x in model.parameters() if x.grad is not None]
 
 
 def generation(row: Row) -> Verdict:
@@ -166,7 +162,7 @@ def _compiled(model: nn.Module) -> tuple[Callable[..., Tensor], CompileCounterWi
     return torch.compile(model, backend=counter, fullgraph=True), counter
 
 
-def _assert_equal(ours: Tensor, theirs: Tensor) -> None:
+def _assert_equal(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 

@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import Dim, export
 from transformers.generation.configuration_utils import CompileConfig
 
+import saccade as sc
 from saccade import masks
 from saccade.integrations.transformers import install
 
@@ -57,6 +58,9 @@ def _inputs(name: str, n: int, padding: str = "none") -> dict[str, Any]:
     if padding == "dense":
         inputs["attention_mask"] = torch.ones(2, 1, n, n, dtype=torch.bool).tril() & tokens.bool()[:, None, None]
         inputs["attention_mask"] |= torch.eye(n, dtype=torch.bool)
+    elif padding == "float":
+        hidden = ~torch.ones(2, 1, n, n, dtype=torch.bool).tril()
+        inputs["attention_mask"] = torch.randn(2, 1, n, n).masked_fill(hidden, torch.finfo(torch.float32).min)
     elif padding == "packed":
         inputs["position_ids"] = torch.cat([torch.arange(4), torch.arange(n - 4)])[None].expand(2, -1)
     elif padding != "none":
@@ -108,12 +112,49 @@ def test_ten_lengths_take_as_many_graphs_as_with_sdpa(name: str) -> None:
     assert counts[1] <= counts[0] == 2
 
 
-def test_the_numbers_are_those_of_sdpa() -> None:
-    inputs = _inputs("mistral", 11, "left")
-    compiled, _ = _counted(_model("mistral"))
+@pytest.mark.parametrize(("name", "padding"), [("mistral", "left"), ("gpt2", "packed"), ("llama", "float")])
+def test_the_numbers_are_those_of_sdpa(name: str, padding: str) -> None:
+    inputs = _inputs(name, 11, padding)
+    compiled, _ = _counted(_model(name))
     with torch.no_grad():
-        theirs = _model("mistral", "sdpa")(**inputs).logits
+        theirs = _model(name, "sdpa")(**inputs).logits
         torch.testing.assert_close(compiled(**inputs).logits[:, 3:], theirs[:, 3:])
+
+
+PATTERN = masks.Window(2, 0) | masks.Global([0])
+PATTERNED = [(name, how, kind) for name in DECODERS for how in ("install", "replace") for kind in ("packed", "dense")]
+
+
+def _set_pattern(model: Any, how: str) -> None:
+    if how == "install":
+        model.set_attn_implementation(install("saccade-pattern", mask=PATTERN))
+    else:
+        sc.replace_attention(model, mask=PATTERN)
+
+
+@pytest.mark.parametrize(("name", "how", "kind"), sampled([pytest.param(*case) for case in PATTERNED], 5))
+def test_a_pattern_of_a_compiled_model_equals_a_dense_mask_of_sdpa(name: str, how: str, kind: str) -> None:
+    model, other = _model(name), _model(name, "sdpa")
+    _set_pattern(model, how)
+    compiled, counter = _counted(model)
+    for n in (9, 12, 10):
+        inputs = _inputs(name, n, kind)
+        text = inputs.get("position_ids", torch.arange(n)[None]).eq(0).cumsum(1)[:, None]
+        place = torch.arange(n) - (text[..., None] > text[:, :, None]).sum(-1)  # in its text
+        q, kv = place[..., None], place[:, :, None]
+        seen = (text[..., None] == text[:, :, None]) & ((kv <= q) & (q - kv <= 2) | (kv == 0) | (q == 0))
+        theirs = dict(inputs)
+        theirs["attention_mask"] = seen & inputs.get("attention_mask", torch.ones(n, n, dtype=torch.bool).tril())
+        results = []
+        for run, arguments in ((compiled, inputs), (other, theirs)):
+            logits = run(**arguments).logits
+            logits.sin().sum().backward()
+            weights = [x for x in (model if run is compiled else other).parameters() if x.grad is not None]
+            results.append((logits.detach(), [x.grad.clone() for x in weights]))
+            for x in weights:
+                x.grad = None
+        torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+    assert counter.frame_count <= 2
 
 
 @pytest.mark.parametrize("padding", sampled(["packed", "left", "none"], 3))
@@ -184,16 +225,16 @@ torch.testing.assert_close(program(*inputs), expected)
 
 
 class Logits(torch.nn.Module):
-    """A model without a cache, with tensors as arguments."""
+    """A model without a cache, with tensors as arguments; ``where`` is named ``argument``."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, argument: str = "attention_mask"):
         super().__init__()
-        self.model = _model(name)
+        self.model, self.argument = _model(name), argument
         self.model.config.use_cache = False
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, where: Tensor, decoder_input_ids: Tensor | None = None) -> Tensor:
         more = {} if decoder_input_ids is None else {"decoder_input_ids": decoder_input_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **more).logits
+        logits: Tensor = self.model(input_ids=input_ids, **{self.argument: where}, **more).logits
         return logits
 
 
@@ -216,3 +257,19 @@ def test_exported_models_run_at_other_lengths_in_a_new_process(name: str, tmp_pa
     command = [sys.executable, "-c", RELOADED, str(tmp_path / "model.pt2"), str(tmp_path / "expected.pt")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "how", "kind"), PATTERNED)
+def test_a_pattern_is_exported_with_a_model(name: str, how: str, kind: str) -> None:
+    model, length = (
+        Logits(name, "position_ids" if kind == "packed" else "attention_mask"),
+        Dim("length", min=6, max=512),
+    )
+    _set_pattern(model.model, how)
+    inputs = [tuple(x for x in _inputs(name, n, kind).values() if isinstance(x, Tensor)) for n in (9, 14)]
+    shapes = ({1: length}, {1: length} if kind == "packed" else {2: length, 3: length})
+    with torch.no_grad():
+        program = export(model, inputs[0], dynamic_shapes=shapes, strict=False).module()
+        for tensors in inputs:
+            torch.testing.assert_close(program(*tensors), model(*tensors))

@@ -119,6 +119,17 @@ def test_a_users_variable_of_the_same_name_asks_for_nothing():
     assert out.shape == (1, 5, 2, 8)
 
 
+def test_a_mask_of_integers_raises():
+    model, ids = zoo.model("llama", "saccade"), torch.randint(3, zoo.WORDS, (2, 6))
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.int64).tril()
+    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    reason = r"attn_mask must be bool or float; got torch\.int64\.\nHint: mask\.bool\(\)"
+    with pytest.raises(TypeError, match=reason):
+        model(**inputs)
+    with pytest.raises(TypeError, match=reason):
+        torch.export.export(model, (), inputs, strict=False)
+
+
 def test_a_mask_for_other_lengths_raises():
     network = zoo.model("llama", "saccade")
     mask = create_causal_mask(network.config, torch.zeros(1, 5, 32), None, past_key_values=None)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Dense, Full, Mask
+from saccade.support.errors import type_error
 from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_holds_values
 
@@ -20,10 +21,17 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     Returns:
         Two tensors: the bool mask (None if all pairs are allowed) and the float bias (None if nothing is added). For a
         float mask in a traced program, neither is None, because its values cannot be read.
+
+    Raises:
+        TypeError: the mask is neither bool nor float, which torch's kernels refuse as well.
     """
     check_holds_values("attn_mask", mask)
     if mask.dtype == torch.bool:
         return mask, None
+    if not mask.is_floating_point():
+        raise type_error(
+            "attn_mask", "be bool or float", mask.dtype, hint="mask.bool(), if 1 means that a query may attend"
+        )
     # The lowest number plus any score or bias is still below half the lowest number.
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     added = mask.masked_fill(hidden, 0.0)

@@ -31,8 +31,6 @@ def is_finite(*tensors: Tensor) -> bool:
 def _sum_of_entries(x: Tensor) -> Tensor:
     """Sum all elements of a tensor to detect NaN and inf, in float32 for half precision."""
     tensor = x.detach() if x.requires_grad else x
-    if not tensor.is_contiguous() and tensor.dim() > 1 and tensor.dtype in (torch.float32, torch.float64):
-        tensor = tensor.sum(tuple(range(tensor.dim() - 1)))  # seven times as fast if heads are views
     return tensor.sum(dtype=torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.sum()
 
 
