@@ -110,7 +110,7 @@ class Rows(Statistic[int, int]):
 def test_questions_that_vmap_cannot_map_are_refused():
     with pytest.raises(sc.UnsupportedError, match="not a tensor whose first axis is the batch"):
         vmap(lambda x: sc.AttentionMatrix(x, x).compute(Rows())[0])(SAMPLES)
-    with pytest.raises(sc.UnsupportedError, match="logits of a sink"):
+    with pytest.raises(sc.UnsupportedError, match="the sink logits, which all batch items share"):
         vmap(lambda s: sc.AttentionMatrix(SAMPLES[0], SAMPLES[0], sink_logit=s).to_dense())(torch.zeros(3, 4))
 
 

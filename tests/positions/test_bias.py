@@ -184,7 +184,9 @@ def test_a_query_of_another_width_and_a_table_without_a_query_are_refused() -> N
         bias.values(torch.arange(3), torch.zeros(1, 1, 2, 4), 1.0)
     with pytest.raises(ValueError, match=r"ShawKeys.values: query must have 3 heads; got 2\."):
         ShawKeys(8, 2, num_heads=3).values(torch.arange(3), torch.zeros(1, 2, 2, 8), 1.0)
-    with pytest.raises(UnsupportedError, match=r"ShawKeys\.table.*\n.*depend on the query\nHint: values\(") as caught:
+    with pytest.raises(
+        UnsupportedError, match=r"ShawKeys\.table.*\n.*depend on the query\nHint: call values\("
+    ) as caught:
         bias.table(torch.arange(3))
     assert len(caught.value.reasons) == 1
 

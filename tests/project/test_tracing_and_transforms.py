@@ -88,7 +88,7 @@ class _Model(nn.Module):
 
 CANNOT_CROSS = {
     "its mask is a function": _Model(masks.Predicate(lambda b, h, q, kv: kv <= q)),
-    'impl="reference" is not an operation': _Model(masks.Causal(), "reference"),
+    'impl="reference" cannot be one operation': _Model(masks.Causal(), "reference"),
 }
 
 

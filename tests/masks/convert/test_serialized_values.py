@@ -167,7 +167,7 @@ def test_missing_classes_are_named(monkeypatch):
     written._cached.cache_clear()
     with monkeypatch.context() as changed:
         changed.delattr(sys.modules[__name__], "Pair")
-        with pytest.raises(sc.UnsupportedError, match=f"made with Pair of {__name__}, which is not defined in this"):
+        with pytest.raises(sc.UnsupportedError, match=f"it uses Pair of {__name__}, which is not defined in this"):
             decode(program, tensors)
     with monkeypatch.context() as changed:
         changed.delitem(sys.modules, __name__)
