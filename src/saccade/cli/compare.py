@@ -96,7 +96,7 @@ def compare(
     a mechanism, such as no causal mask, are reported.
 
     With --train: small models that differ only in attention, mask, recurrence or convolution learn recall, copying,
-    ListOps and passkeys. All 354 trainings take about two and a half hours on one core; one takes half a minute.
+    ListOps and passkeys. One training takes half a minute on one core; the whole list takes hours.
     """
     if not train:
         others = ("--only", "--seeds", "--steps", "--runs", "--workers", "--markdown")
