@@ -141,16 +141,31 @@ def check(case: Case, sizes: Sizes) -> None:
             raise AssertionError(f"recording changes the output of {case.name}")
 
 
-def ratios(case: Case, rounds: int) -> tuple[float, float, float]:
-    """Return the model's CPU time in seconds, and that of recording calls and a statistic beside it, less their own.
+class Ratios(NamedTuple):
+    """CPU times beside that of the model alone; medians over rounds in which the runs alternate.
 
-    All are medians over rounds in which the runs alternate.
+    Attributes:
+        plain: the model alone, in seconds.
+        calls: recording without a statistic, less a second projection.
+        recorded: recording a statistic, less the time that it takes alone.
+        projected: a second projection of queries and keys.
     """
+
+    plain: float
+    calls: float
+    recorded: float
+    projected: float
+
+
+def ratios(case: Case, rounds: int) -> Ratios:
+    """Measure a model alone and recorded, in turn."""
     runs = (case.plain, case.calls, case.recorded, case.projected, case.statistic)
     times = [[seconds(run, time.process_time) for run in runs] for _ in range(rounds)]
-    calls = statistics.median((calls - projected) / plain for plain, calls, _, projected, _ in times)
-    recorded = statistics.median((recorded - alone) / plain for plain, _, recorded, _, alone in times)
-    return statistics.median(row[0] for row in times), calls, recorded
+    rows = [
+        Ratios(plain, (calls - projected) / plain, (recorded - alone) / plain, projected / plain)
+        for plain, calls, recorded, projected, alone in times
+    ]
+    return Ratios(*map(statistics.median, zip(*rows, strict=True)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,10 +182,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.models:
         case = Case(name, sizes)
         check(case, sizes)
-        plain, calls, recorded = ratios(case, options.rounds)
-        sys.stdout.write(f"{name:24}{plain * 1e3:8.0f} ms   calls {calls:.3f}   {STATISTIC} {recorded:.3f}\n")
+        found = ratios(case, options.rounds)
+        figures = f"calls {found.calls:.3f}   {STATISTIC} {found.recorded:.3f}   projection {found.projected:.3f}"
+        sys.stdout.write(f"{name:24}{found.plain * 1e3:8.0f} ms   {figures}\n")
         sys.stdout.flush()
-        most = max(most, calls, recorded)
+        most = max(most, found.calls, found.recorded)
     return int(most > MOST)
 
 
