@@ -90,11 +90,12 @@ def test_a_leak_is_ten_lines_without_this_library(capsys):
     assert audit(model, masks.Causal(), length=16).script == ""
 
 
-def test_a_script_that_does_not_show_the_fault_says_so(capsys):
+@pytest.mark.parametrize("row", [0, 7])
+def test_a_script_that_does_not_show_the_fault_says_so(capsys, row):
     model = made("Llama")
 
     def leak(module, args, out):
-        return out + 1e-3 * out.flip(1)
+        return out.index_add(1, torch.tensor([row]), 1e-3 * out[:, -1:])
 
     with torch.no_grad():
         handle = model.model.layers[1].mlp.register_forward_hook(leak)
@@ -103,6 +104,7 @@ def test_a_script_that_does_not_show_the_fault_says_so(capsys):
     assert torch.equal(torch.get_rng_state(), state)
     handle.remove()
     assert report["reach"].finding.kind == "leak"
+    assert report["reach"].finding.row[1] == row  # an index in the printed line, which is not the effect
     assert [line[:2] for line in report.script.splitlines()[:3]] == ["# ", "# ", "im"]
     assert "Replace the line" in report.script
     assert "moves by" not in capsys.readouterr().out

@@ -53,20 +53,22 @@ def script_of(
     return _NOTE + script if script and is_small and not _shows_fault(script) else script
 
 
-_NOTE = """# The number printed below is small: the fault may come from something that is not part of the configuration,
-# such as a hook or trained weights. Replace the line "model = ..." by your own model.
+_NOTE = """# This script does not show the fault, which may be in something outside of the configuration, such as a hook or
+# trained weights. Replace the line "model = ..." with your own model.
 """
+_MEASURED = re.compile(r"\d+\.\d+(e[-+]\d+)?|\d+e[-+]\d+|nan|inf")  # a float as Python prints it, but not an index
 
 
 def _shows_fault(script: str) -> bool:
     """Run a script, and return whether it prints a number that a correct model does not."""
     printed = io.StringIO()
     try:
-        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(True), contextlib.redirect_stdout(printed):
-            exec(script, {})
+        with torch.random.fork_rng(range(torch.cuda.device_count())), torch.set_grad_enabled(True):
+            with contextlib.redirect_stdout(printed):
+                exec(script, {})
     except Exception:  # a script that stops shows nothing, and must not stop the audit
         return False
-    numbers = [float(word) for word in printed.getvalue().split() if re.fullmatch(r"[\d.]+(e[-+]\d+)?|nan|inf", word)]
+    numbers = [float(word) for word in printed.getvalue().split() if _MEASURED.fullmatch(word)]
     return not all(number <= _LARGEST for number in numbers)
 
 

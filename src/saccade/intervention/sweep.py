@@ -75,7 +75,7 @@ class Sweep(Sequence[HeadEffect]):
         return self._effects[index]
 
     def __repr__(self) -> str:
-        width = max(len("whole model"), *(len(effect.layer) for effect in self))
+        width = max(map(len, ("whole model", *(effect.layer for effect in self))))
         rows = [
             f"{effect.layer:<{width}}  {effect.head:>4}  {effect.value:>12.6g}  {effect.difference:>+12.4g}"
             for effect in self.strongest()
