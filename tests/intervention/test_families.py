@@ -63,7 +63,7 @@ def _output(model: Any, ids: Tensor) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """What a hand-written hook sees of a layer: outputs of heads ``[batch, heads, len, dim]``, values, and weights."""
+    """Outputs of the heads of a layer ``[batch, heads, len, dim]``, values, and weights, as a hand-written hook has them."""
 
     out: Tensor
     value: Tensor
