@@ -63,7 +63,7 @@ def _output(model: Any, ids: Tensor) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """Outputs of the heads of a layer ``[batch, heads, len, dim]``, values, and weights, as a hand-written hook has them."""
+    """Outputs of the heads ``[batch, heads, len, dim]``, values and weights of a layer, as its hooks have them."""
 
     out: Tensor
     value: Tensor
