@@ -53,8 +53,8 @@ def script_of(
     return _NOTE + script if script and is_small and not _shows_fault(script) else script
 
 
-_NOTE = """# This script does not show the fault, which may be in something outside of the configuration, such as a hook or
-# trained weights. Replace the line "model = ..." with your own model.
+_NOTE = """# This script does not show the fault, which may be in something outside of the configuration, such as a
+# hook or trained weights. Replace the line "model = ..." with your own model.
 """
 _MEASURED = re.compile(r"\d+\.\d+(e[-+]\d+)?|\d+e[-+]\d+|nan|inf")  # a float as Python prints it, but not an index
 
@@ -63,9 +63,12 @@ def _shows_fault(script: str) -> bool:
     """Run a script, and return whether it prints a number that a correct model does not."""
     printed = io.StringIO()
     try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())), torch.set_grad_enabled(True):
-            with contextlib.redirect_stdout(printed):
-                exec(script, {})
+        with (
+            torch.random.fork_rng(range(torch.cuda.device_count())),
+            torch.set_grad_enabled(True),
+            contextlib.redirect_stdout(printed),
+        ):
+            exec(script, {})
     except Exception:  # a script that stops shows nothing, and must not stop the audit
         return False
     numbers = [float(word) for word in printed.getvalue().split() if _MEASURED.fullmatch(word)]
