@@ -99,7 +99,7 @@ def test_a_cache_that_others_use_is_not_written_by_samples(name: str) -> None:
     expected = _attend(name, prompt.fork(), FIRST, 10)
     for cache in [empty] if name == "context" else [empty, prompt]:  # a context is only read
         for mapped in ((0, 0, 0), (0, None, None)):
-            with pytest.raises(UnsupportedError, match="made outside of the mapped function, so all samples would"):
+            with pytest.raises(UnsupportedError, match="created outside the function that vmap maps, so all"):
                 vmap(lambda *x, c=cache: _attend(name, c, x, c.length + 1), in_dims=mapped, randomness="same")(
                     *_mapped(mapped)
                 )
@@ -116,7 +116,7 @@ def test_a_cache_of_samples_is_refused_outside(name: str) -> None:
         return _attend(name, made[0], tensors, 9)
 
     vmap(run, randomness="same")(*ALL)
-    with pytest.raises(UnsupportedError, match="made inside of a mapped function, and its tokens are those of a"):
+    with pytest.raises(UnsupportedError, match="created inside the function that vmap maps, so it"):
         _attend(name, made[0], FIRST, 10)
     cache = EVERY_KIND[name]() if name == "context" else made[0]  # a context is not cropped
     cache.crop(0)

@@ -82,7 +82,7 @@ def test_wrong_arguments_are_refused(ridge: float | Tensor, options: dict[str, T
 def test_a_ridge_below_the_rounding_error_is_refused() -> None:
     query, key, value, _ = draw(50, torch.float32)
     mechanism = Mesa(1e-6)
-    with pytest.raises(ValueError, match=r"ridge must be large enough for .* in torch.float32; got 1e-06"):
+    with pytest.raises(ValueError, match=r"ridge must be large enough that .* in torch.float32; got 1e-06"):
         mechanism(query, torch.full_like(key, 30.0), mask=CAUSAL) @ value
     wide = mechanism(query.double(), torch.full_like(key, 30.0).double(), mask=CAUSAL) @ value.double()
     assert wide.isfinite().all()

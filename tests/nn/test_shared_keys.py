@@ -11,16 +11,22 @@ from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextAttention
 import saccade as sc
 from saccade import masks
 from saccade.caches import Cache, Int8Cache, KVCache
-from saccade.mechanisms import Softmax
+from saccade.mechanisms import Forgetting, Mechanism, Softmax
 from saccade.nn import (
     DecoderLayer,
     DecoderStack,
+    DifferentialAttention,
     FeedForward,
+    ForgettingAttention,
     LatentAttention,
     MultiHeadAttention,
+    NativeSparseAttention,
     QKNorm,
+    Recurrence,
     SharedKeyAttention,
+    StateSpace,
 )
+from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.shared_keys import SharedKeys
 from saccade.positions import Rotary
 from saccade.support.errors import UnsupportedError
@@ -193,15 +199,46 @@ def test_only_a_stack_can_call_it() -> None:
         (MultiHeadAttention(WIDTH, 4), SharedKeyAttention(WIDTH, 4, 1), "source of layer 1 must be an earlier layer"),
         (MultiHeadAttention(WIDTH, 4), SharedKeyAttention(WIDTH, 4, 0, num_kv_heads=2), "2 key heads of width 4"),
         (MultiHeadAttention(WIDTH, 4, head_dim=8), SharedKeyAttention(WIDTH, 4, 0), "4 key heads of width 4"),
-        (
-            LatentAttention(WIDTH, 4, latent_dim=4, head_dim=4, rotary_dim=0),
-            SharedKeyAttention(WIDTH, 4, 0),
-            "be a MultiHeadAttention without a short convolution; got LatentAttention",
-        ),
         (MultiHeadAttention(WIDTH, 4, short_convolution=2), SharedKeyAttention(WIDTH, 4, 0), "a short convolution"),
+        (ForgettingAttention(WIDTH, 4), SharedKeyAttention(WIDTH, 4, 0), "mechanism of layer 1 must be a Forgetting"),
     ],
-    ids=["itself", "heads", "width", "kind", "convolution"],
+    ids=["itself", "heads", "width", "convolution", "gates"],
 )
 def test_sources_that_do_not_fit_are_refused(source: nn.Module, reader: SharedKeyAttention, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         DecoderStack([DecoderLayer(one, FeedForward(WIDTH, 8)) for one in (source, reader)])
+
+
+SOURCES: dict[str, tuple[AttentionLayer, Mechanism | None]] = {
+    "MultiHeadAttention": (MultiHeadAttention(WIDTH, 4, mask=CAUSAL), Softmax()),
+    "DifferentialAttention": (DifferentialAttention(WIDTH, 4, mask=CAUSAL), Softmax()),
+    "ForgettingAttention": (ForgettingAttention(WIDTH, 4), Forgetting(4)),
+    "LatentAttention": (LatentAttention(WIDTH, 4, latent_dim=4, head_dim=4, rotary_dim=0), None),
+    "NativeSparseAttention": (NativeSparseAttention(WIDTH, 4), None),
+    "SharedKeyAttention": (SharedKeyAttention(WIDTH, 4, 0), None),
+    "Recurrence": (Recurrence(WIDTH, 4), None),
+    "StateSpace": (StateSpace(WIDTH), None),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_kind_of_source_is_read_or_refused(name: str) -> None:
+    """The second of three layers is the source; it is refused if no mechanism can read its keys."""
+    source, mechanism = SOURCES[name]
+    reader = SharedKeyAttention(WIDTH, 4, 1, mask=CAUSAL, mechanism=mechanism)
+    layers = [
+        DecoderLayer(one, FeedForward(WIDTH, 8)) for one in (MultiHeadAttention(WIDTH, 4, mask=CAUSAL), source, reader)
+    ]
+    if mechanism is None:
+        with pytest.raises(ValueError, match=f"be a MultiHeadAttention without a short convolution; got {name}"):
+            DecoderStack(layers)
+        return
+    stack, x = DecoderStack(layers).double().eval(), _tokens()
+    cache = stack.new_cache()
+    torch.testing.assert_close(torch.cat([stack(part, cache=cache) for part in x.split([6, 1, N - 7], 1)], 1), stack(x))
+
+
+def test_every_attention_layer_has_a_case() -> None:
+    kinds = {name for name, x in vars(sc.nn).items() if isinstance(x, type) and issubclass(x, AttentionLayer)}
+    assert kinds == set(SOURCES)

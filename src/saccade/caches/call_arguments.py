@@ -202,11 +202,11 @@ class Region(NamedTuple):
         if self.repeats(made_in) and not is_read_only:
             refuse_replay()
         if self.vmaps < made_in.vmaps:
-            reason = "the cache was made inside of a mapped function, and its tokens are those of a sample"
-            raise unsupported("vmap", [reason], hint="return the outputs, and make another cache outside")
+            reason = "the cache was created inside the function that vmap maps, so it contains the tokens of one sample"
+            raise unsupported("vmap", [reason], hint="return the outputs, and create another cache outside")
         if self.vmaps > made_in.vmaps and not is_read_only:
-            reason = "the cache was made outside of the mapped function, so all samples would write to it"
-            raise unsupported("vmap", [reason], hint="make it inside: layer.new_cache(), or cache.fork()")
+            reason = "the cache was created outside the function that vmap maps, so all samples would write to it"
+            raise unsupported("vmap", [reason], hint="create it inside: layer.new_cache(), or cache.fork()")
 
 
 OUTSIDE = Region()

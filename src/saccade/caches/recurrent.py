@@ -148,7 +148,7 @@ class RecurrentCache(LayerCache):
         # A denominator, if there is one, is an extra column. A value may hold those of all substeps side by side. A
         # state may also hold that of the keys (`Mesa`), or the last token (`Mamba3`).
         (features, width), value_dim = state["state"].shape[2:], contents.count("value_dim")
-        if width not in (value_dim + 1, features + value_dim, 2 * value_dim) and (not width or value_dim % width):
+        if width not in (value_dim + 1, features + value_dim) and (not width or value_dim % width):
             raise contents.misfit("value_dim")
 
     def _why_not_cropped(self, length: int) -> str:

@@ -101,7 +101,7 @@ class Mesa(GatedRecurrence):
 
     def _matrix(self, inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
         head_dim = inputs.key.shape[3]
-        check_decay_of_tokens(decay, "with a decay for each channel, the keys' own state would not be symmetric")
+        check_decay_of_tokens(decay, "with a decay for each channel, the state H of the keys would not be symmetric")
         if beta is not None and is_readable(beta) and bool((low := (beta < 0) & beta.isfinite()).any()):
             raise value_error("beta", "be at least 0", f"{float(beta[low].min()):.3g}")
         ridge = self.ridge
@@ -171,7 +171,7 @@ def _solve_chunk(rule: Rule, state: Tensor, segment: Tensor | None, is_read: boo
     try:
         factor = torch.linalg.cholesky(own + torch.diag_embed(ridge))
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        must = f"be large enough for the keys' own state to have an inverse in {key.dtype}"
-        hint = "scale keys to length 1, increase ridge, or pass float64 tensors"
+        must = f"be large enough that the state H of the keys plus ridge has an inverse in {key.dtype}"
+        hint = "scale keys to norm 1, increase ridge, or pass float64 tensors"
         raise value_error("ridge", must, f"{float(ridge.min()):.3g}", hint=hint) from error
     return torch.cholesky_solve(query[..., None], factor)[..., 0], own[:, -1].clone()

@@ -87,7 +87,8 @@ class SharedKeyAttention(AttentionLayer):
     Args:
         embed_dim: width of the tokens.
         num_heads: number of query heads.
-        source: index of the earlier layer in the stack, from 0; its attention is a `MultiHeadAttention`.
+        source: index of the earlier layer in the stack, from 0; its attention is a `MultiHeadAttention`. The keys of a
+            `ForgettingAttention` contain gates, so ``mechanism`` must then be a `saccade.mechanisms.Forgetting`.
         num_kv_heads: number of key and value heads of the source; ``num_heads`` if None.
         head_dim, mask, mechanism, rotary, temperature, dropout_p, projection_bias: see `MultiHeadAttention`. The mask
             may differ from that of the source.
@@ -242,25 +243,6 @@ class SharedKeyAttention(AttentionLayer):
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-
-
-def check_sources(layers: nn.ModuleList) -> None:
-    """Raise an error unless each layer that shares keys reads them from an earlier layer with equal heads."""
-    for index, layer in enumerate(layers):
-        reader = layer.attention
-        if not isinstance(reader, SharedKeyAttention):
-            continue
-        if reader.source >= index:
-            raise value_error(f"source of layer {index}", "be an earlier layer", reader.source)
-        source, name = layers[reader.source].attention, f"attention of layer {reader.source}, a source,"
-        sizes = [getattr(source, size, None) for size in ("num_kv_heads", "head_dim")]
-        if not hasattr(source, "key_projection") or getattr(source, "convolution", None) is not None:
-            rule = "be a MultiHeadAttention without a short convolution"
-            raise value_error(name, rule, type(source).__name__)
-        if sizes != [reader.num_kv_heads, reader.head_dim]:
-            raise value_error(name, f"have {reader.num_kv_heads} key heads of width {reader.head_dim}", sizes)
-        if layer.cross_attention is not None:
-            raise value_error(f"layer {index}", "have no cross_attention, since it reads keys of another layer", "one")
 
 
 def shared_options(layers: nn.ModuleList, mixes: Tensor | None) -> list[dict[str, SharedKeys]]:
