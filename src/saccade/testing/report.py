@@ -75,9 +75,12 @@ class Report:
         return bool(self.kept) and not self.broken
 
     def raise_if_broken(self) -> Report:
-        """Raise `LawBroken` with the table and all counter-examples if a law is broken; otherwise return the report."""
+        """Raise `LawBroken` if a law is broken; otherwise return the report.
+
+        The message names the broken laws in its first line. The table and all counter-examples follow.
+        """
         if self.broken:
-            raise LawBroken("\n".join([str(self), "", *(str(result) for result in self.broken)]))
+            raise LawBroken("\n".join([self._summary(), "", str(self), "", *(str(result) for result in self.broken)]))
         return self
 
     def __str__(self) -> str:
