@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from saccade.caches import IndexedCache, KVCache, LayerCache
-from saccade.matrix import AttentionMatrix
-from saccade.matrix.block_sparse import restrict_to_blocks, select_blocks
-from saccade.mechanisms.base import Mechanism
+from saccade.engine.inputs import AttentionInputs
+from saccade.matrix.block_sparse import select_blocks
+from saccade.mechanisms.selecting import Selecting, has_no_values
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
-from saccade.positions.token_positions import GivenPositions
 from saccade.scorers.key_scorers import DotProducts
 from saccade.scorers.scorer import Scorer, ScoreRows
-from saccade.support.errors import hidden_by_vmap, kind, type_error
-from saccade.support.torch_modes import CHOSEN_BY_VALUES, is_mapped, is_tracing, outside_graph, without_autocast
+from saccade.support.errors import kind, type_error
 from saccade.support.validation import check_int, check_type, is_integer
 
+_ROWS = 256  # number of rows whose scores a dry run forecasts at a time
 
-class TopK(Mechanism):
+
+class TopK(Selecting):
     r"""Exact softmax over the ``k`` keys, or blocks of keys, that a cheap scorer ranks highest for each query.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in S(i)} \exp(s_{ij'})},\quad j \in S(i), \qquad
@@ -81,7 +80,6 @@ class TopK(Mechanism):
         *,
         softmax: Softmax | None = None,
     ):
-        super().__init__()
         if k is None and is_integer(scorer):
             scorer, k = None, scorer
         if k is None:
@@ -92,10 +90,9 @@ class TopK(Mechanism):
         if isinstance(scorer, type) or not (isinstance(scorer, Scorer) or callable(scorer)):
             rule = "be a Scorer or a function (query, key, rows) -> scores"
             raise type_error("scorer", rule, kind(scorer), hint="saccade.scorers.BlockMeans()")
+        given = check_type("softmax", Softmax() if softmax is None else softmax, Softmax, "be a Softmax or None")
+        super().__init__(check_int("k", k), check_int("block_size", block_size), given)
         self.scorer = scorer
-        self.k, self.block_size = check_int("k", k), check_int("block_size", block_size)
-        given = Softmax() if softmax is None else softmax
-        self.softmax = check_type("softmax", given, Softmax, "be a Softmax or None")
 
     @property
     def index_key(self) -> Tensor | None:
@@ -105,7 +102,8 @@ class TopK(Mechanism):
     def with_index_key(self, index_key: Tensor) -> TopK:
         """Return this mechanism with the index keys of all tokens so far. Caches call this method."""
         assert isinstance(self.scorer, Scorer)  # only a Scorer has index keys
-        return TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
+        indexed = TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
+        return self._with_hooks(indexed)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
         return KVCache(max_len) if self.index_key is None else IndexedCache(max_len)
@@ -114,35 +112,17 @@ class TopK(Mechanism):
         biased = TopK(self.scorer, self.k, self.block_size, softmax=self.softmax.with_bias(bias))
         return self._with_hooks(biased)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> AttentionMatrix:
-        if is_tracing():
-            return outside_graph(self._matrix_of, CHOSEN_BY_VALUES)(query, key, mask, q_positions, kv_positions)
-        return self._matrix_of(query, key, mask, q_positions, kv_positions)
-
-    def _matrix_of(
-        self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
-    ) -> AttentionMatrix:
-        matrix = self.softmax(query, key, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
-        if -(-key.shape[2] // self.block_size) <= self.k or 0 in matrix.shape:
-            return matrix
-        if is_mapped(query) or is_mapped(key):
-            raise hidden_by_vmap("queries and keys")
-        with torch.no_grad(), without_autocast(query.device):
-            given = matrix.inputs.current()
-            if isinstance(self.scorer, Scorer):
-                score: ScoreRows = self.scorer.on(query, key, self.block_size)
-            else:
-                score = _Function(self.scorer, query, key, self.block_size).scores
-            index = select_blocks(given, score, self.k, self.block_size)
-        return restrict_to_blocks(matrix, index, self.block_size)
+    def _index(self, inputs: AttentionInputs, query: Tensor, key: Tensor) -> Tensor | None:
+        if isinstance(self.scorer, Scorer):
+            score: ScoreRows = self.scorer.on(query, key, self.block_size)
+        else:
+            score = _Function(self.scorer, query, key, self.block_size).scores
+        if not has_no_values(query):
+            return select_blocks(inputs, score, self.k, self.block_size)
+        q_len, kv_len = inputs.shape[2:]
+        for first in range(0, q_len, _ROWS):
+            score(range(first, min(first + _ROWS, q_len)), kv_len)
+        return None
 
     def extra_repr(self) -> str:
         return f"{self.scorer}, k={self.k}, block_size={self.block_size}"
