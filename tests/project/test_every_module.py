@@ -24,6 +24,7 @@ from saccade.nn import (
     EncoderStack,
     FeedForward,
     ForgettingAttention,
+    Indexer,
     LatentAttention,
     MixtureOfExperts,
     MultiHeadAttention,
@@ -58,6 +59,9 @@ SOURCES: Makes = {
     "LatentAttention": lambda: LatentAttention(
         16, 4, latent_dim=6, head_dim=6, rotary_dim=2, query_latent_dim=5, rotary=positions.Rotary(2), mask=CAUSAL
     ),
+    "LatentAttention with an indexer": lambda: LatentAttention(
+        16, 4, latent_dim=6, head_dim=6, rotary_dim=2, mask=CAUSAL, indexer=Indexer(16, 3, num_heads=4, head_dim=8)
+    ),
     "DifferentialAttention": lambda: DifferentialAttention(16, 2, mask=CAUSAL, rotary=positions.Rotary(4)),
     "NativeSparseAttention": lambda: NativeSparseAttention(
         16, 4, num_kv_heads=2, mechanism=mechanisms.NativeSparse(2, 2, 2), rotary=positions.Rotary(4)
@@ -84,6 +88,15 @@ SOURCES: Makes = {
         [
             DecoderLayer(one, FeedForward(16, 8))
             for one in (MultiHeadAttention(16, 4, mask=CAUSAL), SharedKeyAttention(16, 4, 0, mask=CAUSAL))
+        ]
+    ),
+    "DecoderStack with a shared selection": lambda: DecoderStack(
+        [
+            DecoderLayer(LatentAttention(16, 4, latent_dim=6, head_dim=6, rotary_dim=2, mask=CAUSAL, **own), one)
+            for own, one in (
+                ({"indexer": Indexer(16, 3, num_heads=2, head_dim=4)}, FeedForward(16, 8)),
+                ({"selection_from": 0}, FeedForward(16, 8)),
+            )
         ]
     ),
     "DecoderStack with a value residual": lambda: DecoderStack(

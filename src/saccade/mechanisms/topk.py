@@ -121,7 +121,8 @@ class TopK(Selecting):
             return select_blocks(inputs, score, self.k, self.block_size)
         q_len, kv_len = inputs.shape[2:]
         for first in range(0, q_len, _ROWS):
-            score(range(first, min(first + _ROWS, q_len)), kv_len)
+            last = min(first + _ROWS, q_len)
+            score(range(first, last), kv_len - q_len + last if inputs.rule.is_causal else kv_len)
         return None
 
     def extra_repr(self) -> str:

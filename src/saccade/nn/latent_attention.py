@@ -63,9 +63,9 @@ class LatentAttention(AttentionLayer):
     multiplications (see `explain`).
 
     With an ``indexer``, each query attends only to the ``k`` keys with the highest index scores, the same for all heads
-    (DeepSeek-V3.2); later layers of a `saccade.nn.DecoderStack` with ``selection_from`` attend to the same keys and have
-    no indexer (GLM-5). The mask of a layer restricts both: keys are selected among those that the query may attend to.
-    No gradient flows through the selection.
+    (DeepSeek-V3.2). Keys are selected among those that the mask allows. Later layers of a `saccade.nn.DecoderStack`
+    with ``selection_from`` have no indexer and attend to the same keys, if their own mask allows them (GLM-5). No
+    gradient flows through the selection.
 
     Args:
         embed_dim: width of the tokens.
