@@ -107,9 +107,8 @@ class Indexer(ArgumentHints, nn.Module):
 def check_indexer(indexer: Indexer | None, embed_dim: int, query_dim: int) -> None:
     """Raise an error unless ``indexer`` is None or an Indexer that fits the layer's widths."""
     hint = "for instance saccade.nn.Indexer(embed_dim, 2048, num_heads=64, head_dim=128)"
-    if check_type("indexer", indexer, (Indexer, NoneType), "be a saccade.nn.Indexer or None", hint=hint) is None:
-        return
-    sizes = [indexer.embed_dim, indexer.query_dim]
-    if sizes != [embed_dim, query_dim]:
+    checked = check_type("indexer", indexer, (Indexer, NoneType), "be a saccade.nn.Indexer or None", hint=hint)
+    sizes = None if checked is None else [checked.embed_dim, checked.query_dim]
+    if sizes not in (None, [embed_dim, query_dim]):
         rule = f"be made for embed_dim {embed_dim} and query_dim {query_dim}"
         raise value_error("indexer", rule, sizes)

@@ -108,6 +108,8 @@ class LatentAttention(AttentionLayer):
     Reference: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1; 2024, arXiv:2412.19437.
     """
 
+    mechanism: Softmax
+
     def __init__(
         self,
         embed_dim: int,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from saccade.caches import Cache, LayerCache
@@ -16,23 +18,27 @@ from saccade.support.errors import value_error
 
 def check_sources(layers: nn.ModuleList) -> None:
     """Raise an error unless each layer that reads keys or a selection can read those of an earlier layer."""
-    for index, layer in enumerate(layers):
-        reader: AttentionLayer = layer.attention
+    attentions = _attentions(layers)
+    for index, reader in enumerate(attentions):
         if reader.source is None:
             continue
         if reader.source >= index:
             raise value_error(f"source of layer {index}", "be an earlier layer", reader.source)
-        source, name = layers[reader.source].attention, f"attention of layer {reader.source}, a source,"
+        source, name = attentions[reader.source], f"attention of layer {reader.source}, a source,"
         if isinstance(reader, SharedKeyAttention):
             _check_keys(source, reader, name, index)
         elif not isinstance(source, LatentAttention) or source.indexer is None:
             raise value_error(name, "be a LatentAttention with an indexer", type(source).__name__)
-        if layer.cross_attention is not None:
+        if layers[index].cross_attention is not None:
             rule = "have no cross_attention, since it reads keys or a selection of another layer"
             raise value_error(f"layer {index}", rule, "one")
 
 
-def _check_keys(source: nn.Module, reader: SharedKeyAttention, name: str, index: int) -> None:
+def _attentions(layers: nn.ModuleList) -> list[AttentionLayer]:
+    return [cast(AttentionLayer, layer.attention) for layer in layers]
+
+
+def _check_keys(source: AttentionLayer, reader: SharedKeyAttention, name: str, index: int) -> None:
     """Raise an error unless a layer can read the keys and values of another, which ``name`` describes."""
     if not isinstance(source, MultiHeadAttention) or source.convolution is not None:
         rule = "be a MultiHeadAttention without a short convolution"
@@ -57,23 +63,20 @@ def shared_options(layers: nn.ModuleList, mixes: Tensor | None) -> list[dict[str
         first = SharedKeys()
         return [{"shared": one} for one in (first, *(MixedValues(first, weights) for weights in mixes))]
     shared: dict[int, SharedKeys | SharedSelection] = {}
-    for layer in layers:
-        reader: AttentionLayer = layer.attention
+    for reader in _attentions(layers):
         if reader.source is not None and reader.source not in shared:
             shared[reader.source] = SharedKeys() if isinstance(reader, SharedKeyAttention) else SharedSelection()
-    options = []
-    for index, layer in enumerate(layers):
-        source = index if layer.attention.source is None else layer.attention.source
-        options.append({"shared": shared[source]} if source in shared else {})
-    return options
+    sources = (index if own.source is None else own.source for index, own in enumerate(_attentions(layers)))
+    return [{"shared": shared[source]} if source in shared else {} for source in sources]
 
 
 def caches_per_layer(layers: nn.ModuleList, cache: Cache) -> list[LayerCache | Cache]:
     """Return one cache per layer. A layer that reads the keys of an earlier layer gets that layer's cache."""
     stored = iter(cache)
     caches: list[LayerCache | Cache] = []
-    for layer in layers:
-        attention = layer.attention
-        reads_keys = isinstance(attention, SharedKeyAttention) and attention.source is not None
-        caches.append(caches[attention.source] if reads_keys else next(stored))
+    for own in _attentions(layers):
+        if isinstance(own, SharedKeyAttention) and own.source is not None:
+            caches.append(caches[own.source])
+        else:
+            caches.append(next(stored))
     return caches
