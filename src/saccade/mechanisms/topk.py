@@ -60,6 +60,7 @@ class TopK(Selecting):
     the product break the graph.
 
     Example:
+        >>> import torch
         >>> from saccade import masks
         >>> from saccade.scorers import DotProducts
         >>> q = k = torch.tensor([[0.0], [3.0], [1.0], [2.0]])[None, None]
