@@ -180,8 +180,9 @@ def test_report_prints_laws_verdicts_and_the_first_counter_example():
     assert untried == "not offered 3 times: returns no lse"
     assert seed == "seed 0: seed=0 repeats this run"
     assert summary == "2 of the 2 laws that could be tried are broken: oracle, gradients_of_inputs."
-    with pytest.raises(testing.LawBroken, match=r"(?s)law .*oracle\[full-float64\] broken: the output at"):
+    with pytest.raises(testing.LawBroken, match=r"(?s)law .*oracle\[full-float64\] broken: the output at") as broken:
         report.raise_if_broken()
+    assert str(broken.value).splitlines()[0] == summary
 
 
 def test_a_report_without_faults_returns_itself():
