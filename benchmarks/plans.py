@@ -1,4 +1,4 @@
-"""What does it cost to plan a million tokens?"""
+"""Cost of a plan for a million tokens."""
 
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""The kit on functions from outside: what it reports, and what it does not count."""
+"""Tests of the kit on outside functions: its reports, and differences that it does not count."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_unknown_names_of_cases_and_laws_are_refused(argument, known):
 
 
 def test_the_first_of_several_equal_differences_is_reported():
-    """Which one is the largest by a last digit differs between machines, and so would what a report says."""
+    """Rounding decides which difference is the largest, so that a report of that one would differ between machines."""
     off = torch.tensor([[0.0, 1.0, 1.0 + 1e-13], [1.0, 0.5, 1.0]], dtype=torch.float64)
     with pytest.raises(LawBroken, match=r"the output at \[0, 1\] is 1, not 0; error"):
         same("the output", off, torch.zeros_like(off), torch.float64)
