@@ -167,7 +167,7 @@ def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
             before, keys after) the query, where -1 means no limit (FlashAttention); or None for `Causal`.
 
     Raises:
-        TypeError: the argument is neither an int, a pair of ints nor None.
+        TypeError: the argument is not an int, a pair of ints or None.
         ValueError: the size is below 1, or below -1 in a pair.
     """
     name = "sliding_window"

@@ -23,7 +23,7 @@ from saccade.support.validation import check_bool
 @argument_hints(positions="Global([0]): positions of the tokens that see all keys and are visible to all queries")
 @dataclasses.dataclass(frozen=True)
 class Global(Mask):
-    """A mask of global tokens, which see all keys and are visible to all queries; often ``window | Global([0])``.
+    """A mask of global tokens, which see all keys and are visible to all queries, as in ``window | Global([0])``.
 
     >>> print(Global([1]).picture(4))
     . 1 . .
