@@ -159,7 +159,7 @@ def _patch_interfaces() -> Callable[[], None]:
 
 
 def _is_foreign(name: str, function: Callable[..., Any]) -> bool:
-    """Return whether an attention function is third-party, so that it may apply a mask or bias of its own."""
+    """Return whether an attention function is third-party, and may therefore apply a mask or bias of its own."""
     home = str(getattr(function, "__module__", None) or type(function).__module__)
     return not (name in _STANDARD or "flash" in name or home.startswith(("transformers.", "saccade.")))
 

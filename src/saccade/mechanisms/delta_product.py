@@ -34,10 +34,11 @@ class DeltaProduct(Recurrence):
 
     Raises:
         ValueError: keys or gates with a wrong shape, or a decay above 0.
-        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
-    Cost: `total` and decoding take as long as `Delta` with n times as many tokens, and the matrix n times that. The
-    state has ``head_dim * value_dim`` elements per head for any n.
+    Cost: `total` and decoding take as long as `Delta` with n times as many tokens, and the matrix takes n times as
+    long. The state has ``head_dim * value_dim`` elements per head for any n.
 
     Example:
         >>> import torch

@@ -19,8 +19,8 @@ class GatedDelta2(Recurrence):
     channels of both gates are equal, this is `Delta`, with that gate as ``beta``.
 
     Keys should have norm 1, and the erase gate b should be between 0 and 1 (or 0 and 2). Keys are not normalised here;
-    use ``torch.nn.functional.normalize(key, dim=-1)``. Even then, the state may grow, unlike that of `Delta`: if the
-    channels of b differ, a token reads the state in a different direction from the one that it corrects, and two
+    use ``torch.nn.functional.normalize(key, dim=-1)``. Even then, unlike the state of `Delta`, the state may grow: if
+    the channels of b differ, a token reads the state in a different direction from the one that it corrects, and two
     alternating tokens can multiply the state by 1.2. A decay limits this growth.
 
     Args:
@@ -28,9 +28,10 @@ class GatedDelta2(Recurrence):
 
     Raises:
         ValueError: gates with a wrong shape, or a decay above 0.
-        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
-    Cost: that of `Delta`.
+    Cost: the same as for `Delta`.
 
     Example:
         >>> import torch
@@ -65,7 +66,7 @@ class GatedDelta2(Recurrence):
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, key_heads, kv_len, head_dim]``.
             decay: g, as in `GatedLinear`.
-            erase: b, in the shape of ``key``; None for 1.
+            erase: b, with the shape of ``key``; None for 1.
             mask, q_positions, kv_positions: as in `GatedLinear`.
 
         Raises:

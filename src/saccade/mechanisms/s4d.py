@@ -42,8 +42,8 @@ class S4D(Approximate):
 
     Raises:
         ValueError: sizes or steps out of range.
-        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
-            hide keys (Padding).
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
     Cost: O(n log n) for each channel, and O(state_dim) for a decoding step. FFTs mix up to 4,096 tokens at a time, so
     later values can change earlier outputs by rounding errors.

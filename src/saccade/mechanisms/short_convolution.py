@@ -134,7 +134,10 @@ class ConvolutionMatrix(LinearTimeMatrix):
         return lines[:, :, start:].unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _shifted(self, value: Tensor, distance: int) -> Tensor | None:
-        """Return the value ``distance`` tokens before each query, or 0; None if tokens are not in order."""
+        """Return the value ``distance`` tokens before each query, or 0 if there is none.
+
+        If the tokens are not in order, return None.
+        """
         if self._offset is None:
             return None
         start, (_, _, q_len, kv_len) = self._offset - distance, self.shape
