@@ -146,8 +146,8 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _source_in(contents)
-        # A denominator, if there is one, is an extra column. A value may hold those of all substeps side by side. A
-        # state may also hold that of the keys (`Mesa`), or the last token (`Mamba3`).
+        # A denominator, if there is one, is an extra column. A value may contain the values of all substeps. A
+        # state may also contain the state of the keys (`Mesa`) or the last token (`Mamba3`).
         (features, width), value_dim = state["state"].shape[2:], contents.count("value_dim")
         if width not in (value_dim + 1, features + value_dim) and (not width or value_dim % width):
             raise contents.misfit("value_dim")

@@ -205,7 +205,7 @@ class RingCache(LayerCache):
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
     def _slot(self, positions: Tensor) -> Tensor:
-        """Return the slot of each position. The first positions have fixed slots; later ones reuse the rest in turn."""
+        """Return the slot of each position. The first positions have fixed slots; later ones cycle through the rest."""
         later = self._first_slots + (positions - self._first_slots) % self._last_slots
         return torch.where(positions < self._first_slots, positions, later)
 

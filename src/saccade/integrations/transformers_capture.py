@@ -74,7 +74,7 @@ class _ModelCapture:
         self._latest: tuple[Placed, ...] = ()  # replaced, never mutated: several threads may build masks
 
     def remember(self, mask: Any, placed: Placed) -> None:
-        """Store a mask tensor's rule while the tensor exists, and the latest rules, to recognise copied masks."""
+        """Store a mask tensor's rule while the tensor exists, and keep the latest rules to recognise copied masks."""
         key = id(mask)
         self._latest = (placed, *self._latest[: _REMEMBERED - 1])
         self._known[key] = _Known(weakref.ref(mask, lambda _: self._known.pop(key, None)), placed, _version(mask))

@@ -27,7 +27,7 @@ class GatedDelta2(Recurrence):
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: gates with a wrong shape, or a decay above 0.
+        ValueError: a gate has the wrong shape, or a decay is above 0.
         UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
             depend only on keys (Padding).
 
@@ -70,7 +70,7 @@ class GatedDelta2(Recurrence):
             mask, q_positions, kv_positions: as in `GatedLinear`.
 
         Raises:
-            ValueError: gates with a wrong shape, or a decay above 0.
+            ValueError: a gate has the wrong shape, or a decay is above 0.
             UnsupportedError: a mask that is not causal, or tokens that are not in order.
         """
         check_gate_of_channels("erase", erase, key)

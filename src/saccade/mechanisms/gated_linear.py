@@ -31,7 +31,7 @@ class GatedLinear(GatedRecurrence):
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: a decay above 0, or with a wrong shape.
+        ValueError: a decay is above 0 or has the wrong shape.
         UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
             depend only on keys (Padding).
 
@@ -114,7 +114,7 @@ class Delta(GatedRecurrence):
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: gates with a wrong shape, or a decay above 0.
+        ValueError: a gate has the wrong shape, or a decay is above 0.
         UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
             depend only on keys (Padding).
 
@@ -153,7 +153,7 @@ class SSD(Recurrence):
             Mamba-2's ``A_log``.
 
     Raises:
-        ValueError: step sizes below 0, or with a wrong shape.
+        ValueError: a step size is below 0, or the step sizes have the wrong shape.
         UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
             depend only on keys (Padding).
 

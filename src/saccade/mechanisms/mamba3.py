@@ -142,7 +142,7 @@ class Mamba3(Recurrence):
     several inputs and outputs (MIMO) is a sum of products with such matrices, one for each input.
 
     Raises:
-        ValueError: gates with a wrong shape or out of range.
+        ValueError: a gate has the wrong shape or is out of range.
         UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
             depend only on keys (Padding).
 
@@ -196,7 +196,7 @@ class Mamba3(Recurrence):
             mask, q_positions, kv_positions: as in `GatedLinear`.
 
         Raises:
-            ValueError: gates with a wrong shape or out of range.
+            ValueError: a gate has the wrong shape or is out of range.
             UnsupportedError: a mask that is not causal, or tokens that are not in order.
         """
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
@@ -265,7 +265,10 @@ def _own_weights(rule: Rule) -> Tensor:
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:
-    """Gather tokens of ``[sequences, len, width]`` at ``[sequences, any, 1]``. An index of -1 gives some token."""
+    """Gather tokens of ``[sequences, len, width]`` at ``[sequences, any, 1]``.
+
+    An index of -1 reads an arbitrary token, whose entries the caller must ignore.
+    """
     return x.gather(1, index.clamp(min=0).expand(-1, -1, x.shape[2]))
 
 

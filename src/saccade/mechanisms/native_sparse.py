@@ -52,7 +52,7 @@ class NativeSparse(Approximate):
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: sizes out of range, ``sink_blocks + local_blocks`` above ``k``, or gates with a wrong shape.
+        ValueError: a size is out of range, ``sink_blocks + local_blocks`` exceeds ``k``, or gates have the wrong shape.
         UnsupportedError: any mask except Causal, alone or with padding on the right; positions with gaps.
 
     Cost: O(n * (n / block_size + k * block_size + window) * head_dim). A decoding step with a `saccade.caches.KVCache`

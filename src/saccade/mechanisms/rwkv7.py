@@ -40,7 +40,7 @@ class RWKV7(Recurrence):
         scale: s; by default 1, as in RWKV.
 
     Raises:
-        ValueError: gates with a wrong shape, or log decays that are not between -30 and 0.
+        ValueError: a gate has the wrong shape, or a log decay is not between -30 and 0.
         UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
             depend only on keys (Padding).
 
@@ -88,7 +88,7 @@ class RWKV7(Recurrence):
             mask, q_positions, kv_positions: as in `GatedLinear`.
 
         Raises:
-            ValueError: gates with a wrong shape, or log decays that are not between -30 and 0.
+            ValueError: a gate has the wrong shape, or a log decay is not between -30 and 0.
             UnsupportedError: a mask that is not causal, or tokens out of order.
         """
         check_gate_of_channels("removal", removal, key)

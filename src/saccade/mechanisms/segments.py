@@ -63,7 +63,7 @@ class EarlierSegments(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether the update is linear: rows are then distributions, except that those of the first segment are 0."""
+        """Whether the update is linear: rows are then distributions, except in the first segment, where they are 0."""
         return not self._is_delta
 
     def advance_segments(

@@ -39,7 +39,7 @@ class ShortConvolution(Approximate):
             uniform between ``-width ** -0.5`` and ``width ** -0.5``, as in torch's convolutions.
 
     Raises:
-        ValueError: sizes below 1, or inputs with a different number of heads.
+        ValueError: a size is below 1, or the inputs have a different number of heads.
         UnsupportedError: a mask that differs between heads.
 
     Cost: O(n * width) for each channel. For decoding, a `saccade.caches.SinkWindowCache` stores the last ``width``

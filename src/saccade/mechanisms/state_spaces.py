@@ -233,7 +233,7 @@ def _replace_items(whole: Tensor, items: slice, part: Tensor) -> Tensor:
 
 _BLOCK = 256  # number of tokens added to a state in one product
 _PIECE = 4096  # number of tokens convolved in one FFT; earlier tokens contribute through the state
-_FEW = 8  # up to this number of tokens, single steps cost less than products
+_FEW = 8  # up to this number of tokens, individual steps cost less than products
 
 
 class Modes(NamedTuple):

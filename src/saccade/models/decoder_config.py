@@ -180,7 +180,7 @@ class DecoderConfig(TextConfig):
             raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
 
     def _check_kv_layers(self, kv_layers: tuple[int, ...]) -> None:
-        """Raise an error unless each layer reads its own keys and values, or those of an earlier layer with its own."""
+        """Raise an error unless each layer has its own keys and values, or reads those of an earlier layer that has."""
         rule = f"be {self.num_layers} indices, each of its own layer or of an earlier one that reads its own"
         is_right = isinstance(kv_layers, tuple) and len(kv_layers) == self.num_layers and are_integers(kv_layers)
         if not is_right or not all(

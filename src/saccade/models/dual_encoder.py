@@ -163,7 +163,7 @@ class DualEncoder(PretrainedText):
     def embed_texts(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
         """Return a unit vector for each text in the space shared with images, ``[texts, embed_dim]``.
 
-        The arguments are those of `similarity`.
+        The arguments are as in `similarity`.
         """
         ends = self._ends(tokens)
         hidden = self.text_encoder.hidden(tokens, mask=mask, positions=positions)

@@ -62,7 +62,7 @@ class MultiHeadAttention(AttentionLayer):
             :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`. The gate does not affect the matrices.
 
     Raises:
-        ValueError: sizes that do not divide evenly, or inputs of the wrong width.
+        ValueError: sizes do not divide evenly, or inputs have the wrong width.
 
     Cost: four projections (five with a gate), plus the mechanism.
 

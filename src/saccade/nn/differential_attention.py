@@ -32,7 +32,7 @@ class DifferentialAttention(MultiHeadAttention):
         num_kv_heads, context_dim, mask, dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
 
     Raises:
-        ValueError: sizes that do not divide evenly, or inputs of the wrong width.
+        ValueError: sizes do not divide evenly, or inputs have the wrong width.
 
     Cost: as for a `MultiHeadAttention` with the same number of heads, plus a second matrix product.
 

@@ -46,7 +46,7 @@ class ForgettingAttention(MultiHeadAttention):
             in between.
 
     Raises:
-        ValueError: sizes that do not divide evenly, inputs of the wrong width, or a key that is not the query.
+        ValueError: sizes do not divide evenly, inputs have the wrong width, or the key is not the query.
         UnsupportedError: nested tensors, or a bias.
 
     Cost: as for `MultiHeadAttention` with a bias, plus a projection to ``num_heads`` channels. For each key head, a

@@ -47,7 +47,7 @@ class NativeSparseAttention(AttentionLayer):
 
     Raises:
         TypeError: the mechanism is not a NativeSparse.
-        ValueError: sizes that do not divide evenly, or inputs of the wrong width.
+        ValueError: sizes do not divide evenly, or inputs have the wrong width.
         UnsupportedError: a bias, a mask other than Causal and padding on the right, or positions with gaps, such as
             those of a ragged batch.
 

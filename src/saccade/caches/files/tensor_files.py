@@ -104,7 +104,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Parse the bytes of a tensor file into tensors by name and the description. Raise the errors of `read_tensors`."""
+    """Parse the bytes of a tensor file into tensors by name and the description; errors are as for `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415

@@ -129,7 +129,7 @@ class GatedRecurrence(Recurrence):
             q_positions, kv_positions: positions of the tokens, in order; -1 for padding.
 
         Raises:
-            ValueError: gates with a wrong shape, or a decay above 0.
+            ValueError: a gate has the wrong shape, or a decay is above 0.
             UnsupportedError: a mask that is not causal, or tokens that are not in order.
         """
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)

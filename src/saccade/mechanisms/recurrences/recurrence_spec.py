@@ -79,7 +79,7 @@ def join_chunks(chunks: Tensor, length: int) -> Tensor:
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
-FEW = 2  # up to this number of tokens, single steps cost less than a chunk
+FEW = 2  # up to this number of tokens, individual steps cost less than a chunk
 
 
 def product_by_token(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -61,7 +61,7 @@ def beam_search(
         For each prompt, at most ``beams`` continuations, best first.
 
     Raises:
-        ValueError, TypeError: invalid arguments; raised before the model is called.
+        ValueError, TypeError: an argument is invalid; raised before the model is called.
 
     Cost: the same as for `generate` with ``beams`` times as many texts, plus a copy of the cache whenever beams are
     reordered.
