@@ -1,4 +1,4 @@
-"""Mesa: a recurrence that reads the least-squares solution of all earlier keys and values (MesaNet)."""
+"""Mesa: a recurrence in which each token reads a least-squares fit of all values so far to their keys (MesaNet)."""
 
 from __future__ import annotations
 

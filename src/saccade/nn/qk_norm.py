@@ -49,7 +49,7 @@ class QKNorm:
             check_choice("across", self.across, ("head",), hint="after the rotation, each head is normed separately")
 
     def make(self, num_heads: int, head_dim: int) -> nn.RMSNorm:
-        """Build the norm of queries or keys with ``num_heads`` heads."""
+        """Build the norm for queries or keys with ``num_heads`` heads."""
         width = head_dim if self.across == "head" else num_heads * head_dim
         return nn.RMSNorm(width, self.eps, elementwise_affine=self.learned)
 
