@@ -27,9 +27,10 @@ class WrongArgument(ValueError):  # noqa: N818  # the name says that the argumen
 
 
 class Runner:
-    """Equivalent ways of running a model that maps token ids to rows, ``model(ids)``. Subclasses support more ways.
+    """A model that maps token ids to rows, ``model(ids)``, with methods that run it in equivalent ways.
 
-    Each method returns the rows of all tokens except padding, ``[batch, len, ...]``, or raises `Unanswered`.
+    Subclasses support more of these methods. Each method returns the rows of all tokens except padding,
+    ``[batch, len, ...]``, or raises `Unanswered`.
 
     Args:
         model: the module to run.
@@ -164,7 +165,7 @@ class Runner:
 
 
 class PlainRunner(Runner):
-    """Runner for a module that takes only ids, without cache, mask or positions."""
+    """A runner for a module that takes only ids, without cache, mask or positions."""
 
 
 def without_dropout(part: object) -> None:

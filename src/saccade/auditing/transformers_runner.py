@@ -22,7 +22,7 @@ from saccade.support.language import Message
 
 
 class TransformersRunner(Runner):
-    """Runner for transformers models. It passes ``input_ids`` and other arguments to the model's ``forward``."""
+    """A runner for transformers models. It passes ``input_ids`` and other arguments to the model's ``forward``."""
 
     _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # RoPE types that do not depend on the length
 

@@ -28,7 +28,7 @@ _LONGEST = 100
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The assumed speed of a rank, for comparing exchange plans; the numbers are not measurements.
+    """The assumed speed of a rank, for comparing exchange plans. It is not measured.
 
     Args:
         flops: floating-point operations of attention per second.

@@ -14,7 +14,7 @@ Quantity = Literal["output", "lse", "gradient"]
 
 
 class Tolerance(NamedTuple):
-    """The largest error of a result that counts as rounding, with the reason."""
+    """The largest error of a result that counts as rounding, and the reason for this limit."""
 
     limit: float
     reason: str

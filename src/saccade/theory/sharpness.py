@@ -1,4 +1,4 @@
-"""Claim that softmax can put most weight on one of many keys, with a retrieval layer that is trained on few keys."""
+"""The claim that softmax can put most weight on one of many keys, tested with a retrieval layer trained on few keys."""
 
 from __future__ import annotations
 

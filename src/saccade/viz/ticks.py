@@ -91,7 +91,7 @@ def keep_upright(axis: "YAxis") -> None:
 
 
 def stacked(name: str) -> str:
-    """Put each Chinese character of a name on a line of its own; other words, and a unit in parentheses, stay whole.
+    """Put each Chinese character of a name on a line of its own; other words, and a unit in parentheses, are not split.
 
     Example:
         >>> stacked("延迟（毫秒）").splitlines()

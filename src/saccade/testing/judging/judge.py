@@ -58,8 +58,8 @@ def judge(
         cases: names of cases; all by default. Some laws define their own cases.
         dtypes: dtypes of the inputs; by default those of the claims, or float64 and float32.
         device: device of the inputs.
-        minutes: time limit, after which no further trial starts; None runs all trials.
-        seed: seed of all values; None draws a new seed.
+        minutes: time limit, after which no further trial starts; if None, all trials run.
+        seed: seed of all values; if None, a new seed is drawn.
         progress: called before each trial with the numbers of finished trials and of all trials, and the names of the
             trial's law, case and dtype.
 
