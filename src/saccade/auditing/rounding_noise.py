@@ -71,7 +71,7 @@ def jitter(
         repeats: number of repeats.
         seed: seed of the signs.
         tables: relative change of untrained tables, such as sinusoidal positions. If the model runs in a wider dtype
-            than the one in which the tables were stored, pass the rounding error of the latter.
+            than the one in which the tables were stored, pass the rounding error of that narrower dtype.
         weights: relative change of parameters with two dimensions or more, drawn for each repeat. If the model rounds
             its weights when it uses them, as under autocast, pass that rounding error.
         base: the result of ``run``, if it is already known.

@@ -19,11 +19,11 @@ Outputs = Callable[[Any], Tensor]
 
 
 class Unanswered(Exception):  # noqa: N818  # not an error: a model that cannot be run in this way is not wrong
-    """Exception raised by a runner if the model cannot be run in the requested way; the message says why."""
+    """An exception raised by a runner if the model cannot be run in the requested way; the message says why."""
 
 
 class WrongArgument(ValueError):  # noqa: N818  # the name says that the argument is wrong
-    """Exception raised by a runner for an invalid user argument. Other exceptions during a run come from the model."""
+    """An exception raised by a runner for an invalid user argument. Other exceptions come from the model."""
 
 
 class Runner:

@@ -217,7 +217,7 @@ class TransformersRunner(Runner):
         return positions.to(ids.device) + self.begin(ids)
 
     def begin(self, ids: Tensor) -> int:
-        """Return the model's first position id. For RoBERTa, it is one more than the padding id.
+        """Return the model's first position id. For RoBERTa, this is one more than the padding id.
 
         With position ids that start at this id, the model gives the same result as without position ids.
         """

@@ -58,7 +58,7 @@ class Recording(Mapping[str, Run]):
 
     @property
     def gradients(self) -> Gradients:
-        """Gradients of the loss with respect to each layer's attention weights in its last run, after backward.
+        """Gradients of the loss with respect to each layer's attention weights in its last run.
 
         They require ``record(..., keep="gradients")``. ``saccade.matrix.ElementwiseProduct(run.matrix, gradient)`` is
         attention times gradient; `saccade.statistics` accepts both.

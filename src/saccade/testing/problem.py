@@ -166,7 +166,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """Return a decoding step with queries ``start`` to ``stop``, all keys up to ``stop``, and default positions."""
+        """Return one decoding step: queries ``start`` to ``stop``, all keys up to ``stop``, and default positions."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],

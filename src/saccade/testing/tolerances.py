@@ -52,7 +52,7 @@ def tolerance(dtype: torch.dtype, quantity: Quantity) -> float:
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """Return the error of ``got`` for comparison with a tolerance, inf if an entry is NaN and 0 for empty tensors."""
+    """Return the error of ``got`` for comparison with a tolerance: inf if an entry is NaN, 0 for empty tensors."""
     if want.numel() == 0:
         return 0.0
     differences = difference(got, want)

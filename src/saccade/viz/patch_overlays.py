@@ -191,7 +191,7 @@ def _indices(patches: object, length: int) -> list[int]:
 def _grid(grid: object, count: int, *, is_exact: bool) -> tuple[int, int]:
     """Return the numbers of rows and columns of the patch grid.
 
-    Unless ``is_exact``, other keys may precede the patches.
+    Unless ``is_exact``, keys that are not patches may precede the patches.
     """
     if grid is None:
         side = isqrt(count)

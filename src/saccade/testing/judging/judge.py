@@ -112,7 +112,7 @@ def judge(
 def _divided(
     by_law: Sequence[Sequence[Trial]], refuse: Callable[..., Result | None]
 ) -> tuple[list[list[Trial]], list[tuple[Trial, Result]]]:
-    """Divide trials into those that must run, by law, and those that are refused, with their results."""
+    """Divide trials into those to run, grouped by law, and those that are refused, represented by their results."""
     accepted, refused = list[list[Trial]](), list[tuple[Trial, Result]]()
     for trials in by_law:
         answers = [(trial, refuse(*trial)) for trial in trials]
