@@ -75,7 +75,7 @@ def triples() -> Task:
 
 
 def both_from_one_sum(summed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits of two tokens, ``[..., 8]`` each, from the sum of 2/3 of the first one-hot and 1/3 of the second.
+    """Return the logits of two tokens, ``[..., 8]`` each, from 2/3 of the first one-hot vector plus 1/3 of the second.
 
     The second token needs a relu layer, because entries of 1/3 and 1 indicate it, but an entry of 2/3 does not.
     """
