@@ -81,7 +81,7 @@ class OutputEdit(Edit):
 
     Attributes:
         factor: multiplies the output; a number, or a tensor that broadcasts to the output.
-        how: how to remove the output before the factor is applied; None keeps the output.
+        how: how to remove the output before the factor is applied; if None, the output is kept.
         seed: selects the other batch item for "resample".
     """
 
