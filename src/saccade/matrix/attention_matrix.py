@@ -30,7 +30,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
-from saccade.statistics.fused_sweep import compute_by_sweep
+from saccade.statistics.one_pass import compute_by_sweep
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, Statistic
 from saccade.support.argument_hints import argument_hints
