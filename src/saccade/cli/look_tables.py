@@ -18,7 +18,7 @@ from torch import Tensor
 from saccade.cli.text_windows import Window
 from saccade.matrix import Matrix
 from saccade.statistics import Head, Parts, Summary
-from saccade.statistics.head_ranking import position_information, unexplained_information
+from saccade.statistics.information import position_information, unexplained_information
 from saccade.statistics.mass import PARTS
 from saccade.support.language import translated
 from saccade.text import Word, shorten, visible
