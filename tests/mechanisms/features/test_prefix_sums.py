@@ -9,7 +9,7 @@ from torch import Tensor
 from saccade.mechanisms.features import chunks
 from saccade.mechanisms.features.chunks import Line
 from saccade.mechanisms.features.prefix_sums import prefix_sums
-from saccade.testing.laws.memory import largest_tensor
+from saccade.testing.largest_tensor import largest_tensor
 
 N, F64 = 11, torch.float64
 SEGMENTS = {

@@ -14,11 +14,11 @@ from saccade.scores import Additive
 from saccade.support.language import Message
 from saccade.testing.case import Case, seeded
 from saccade.testing.kernel_under_test import Subject
+from saccade.testing.largest_tensor import largest_tensor
 from saccade.testing.laws import applicability
 from saccade.testing.laws.backward import gradients, random_like
 from saccade.testing.laws.expect import close, holds, identical, same
 from saccade.testing.laws.law import law
-from saccade.testing.laws.memory import largest_tensor
 from saccade.testing.problem import Problem
 
 
