@@ -8,7 +8,7 @@ from saccade import testing
 from saccade.testing import check_laws
 from saccade.testing.cheats import CHEATS
 from saccade.testing.past_bugs import PAST_BUGS
-from saccade.testing.wrong_kernels import attend
+from saccade.testing.plain_kernel import attend
 
 EVERY = (*PAST_BUGS, *CHEATS)
 

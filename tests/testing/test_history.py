@@ -8,7 +8,7 @@ import pytest
 from saccade.testing import history
 from saccade.testing.cheats import CHEATS
 from saccade.testing.past_bugs import PAST_BUGS
-from saccade.testing.wrong_kernels import attend
+from saccade.testing.plain_kernel import attend
 
 BY_WHERE = {bug.where: bug for bug in PAST_BUGS}
 

@@ -5,8 +5,8 @@ import torch
 
 from saccade.testing import check_laws, history, oracle
 from saccade.testing.blocked_kernel import Block, BlockedKernel
+from saccade.testing.plain_kernel import attend
 from saccade.testing.seeded_mutants import BLOCK_LOCATIONS, CONDITIONS, EDGES, TENSOR_PARTS, mutants
-from saccade.testing.wrong_kernels import attend
 
 FEW = mutants(12, seed=7)
 Q, K, V = (
