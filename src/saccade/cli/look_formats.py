@@ -13,12 +13,8 @@ from saccade.text import visible
 
 PARTS_OF_A_TEXT = Parts(sink=1, local=4, anchor=2, block_size=4)
 """Parts that distinguish heads even in a single sentence, where all tokens are fewer than 16 positions apart."""
-
-
 SCHEMA = "saccade.look/1"
 """Name and version of the output fields. Fields may be added within a version, but never changed or removed."""
-
-
 _Row = tuple[str, str, float | None, float | None]  # name, unit, value, and the value for uniform attention
 
 
