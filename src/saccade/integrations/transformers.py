@@ -17,7 +17,7 @@ from saccade.integrations.tensor_masks import joined
 from saccade.integrations.traced_functions import MaskFunction, install_polyfills
 from saccade.integrations.traced_mask import TracedMask, call_mask
 from saccade.integrations.transformers_call import AttentionCall
-from saccade.integrations.transformers_layers import from_transformers
+from saccade.integrations.transformers_conversion import from_transformers
 from saccade.masks import Full, Mask
 from saccade.support.errors import kind, missing_extra, type_error, unsupported, value_error
 from saccade.support.validation import check_type
