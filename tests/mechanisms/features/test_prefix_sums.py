@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.mechanisms.features import chunks
-from saccade.mechanisms.features.chunks import Line
+from saccade.mechanisms.features import chunked_sums
+from saccade.mechanisms.features.chunked_sums import Line
 from saccade.mechanisms.features.prefix_sums import prefix_sums
 from saccade.testing.largest_tensor import largest_tensor
 
@@ -21,7 +21,7 @@ SEGMENTS = {
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK", 4)
+    monkeypatch.setattr(chunked_sums, "CHUNK", 4)
 
 
 def _pairs(line: Line, reverse: bool) -> Tensor:
@@ -76,7 +76,7 @@ def test_second_derivatives(weighted: bool) -> None:
 
 
 def test_no_tensor_is_larger_than_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK", 64)
+    monkeypatch.setattr(chunked_sums, "CHUNK", 64)
     a, b = (torch.rand(1, 2, 1024, 32, requires_grad=True) for _ in range(2))
     c = torch.randn(1, 2, 1024, 32, requires_grad=True)
     assert largest_tensor(lambda: prefix_sums(a, b, c).sum().backward()) <= a.nbytes

@@ -49,7 +49,7 @@ def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor]
 
     The ``k`` blocks with the highest scores are selected, among those that are visible to the query. Ties go to the
     lower positions. Blocks of several keys that are only partly visible are always selected, and count towards ``k``.
-    The format is described in `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
+    The format is described in `saccade.engine.block_sparse.selected_blocks_mask.SelectedBlocks`.
 
     Args:
         inputs: the checked inputs.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.sink_logit import log_share
-from saccade.engine.block_sparse.selected_blocks import at_positions
+from saccade.engine.block_sparse.selected_blocks_mask import at_positions
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.grouped_heads import grouped, groups_of, product
 from saccade.engine.tiles.index_ranges import joined, take

@@ -17,7 +17,7 @@ from saccade.masks import Mask
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs
-from saccade.mechanisms.features.chunks import CHUNK, Line, chunked_sums
+from saccade.mechanisms.features.chunked_sums import CHUNK, Line, chunked_sums
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
 from saccade.mechanisms.features.sequence_order import Order, check_memory, line_of, rows_that_see

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.caches.recurrent import Memory
 from saccade.engine.tiles.grouped_heads import product
-from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
+from saccade.mechanisms.features.chunked_sums import Carried, Line, chunked_sums
 from saccade.support.torch_modes import is_one_operation
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from saccade.caches.recurrent import Memory
 from saccade.matrix import Matrix
-from saccade.mechanisms.features.chunks import Line
+from saccade.mechanisms.features.chunked_sums import Line
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.linear_time import take_rows
 from saccade.mechanisms.readable_tensors import is_readable
