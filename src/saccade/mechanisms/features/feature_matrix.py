@@ -16,7 +16,7 @@ from saccade.engine.tiles.grouped_heads import groups_of, product
 from saccade.masks import Mask
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs
 from saccade.mechanisms.features.chunked_sums import CHUNK, Line, chunked_sums
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
@@ -279,7 +279,7 @@ def _relative(logs: Tensor) -> Tensor:
     return (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()
 
 
-class FeatureMechanism(Approximate):
+class FeatureMechanism(CheckedMechanism):
     """The base class of mechanisms that return a `FeatureMatrix`."""
 
     eps: float = 0.0
