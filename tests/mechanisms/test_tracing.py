@@ -1,4 +1,4 @@
-"""CheckedMechanism attention in compiled and exported programs, and under the transforms of torch.func."""
+"""Approximate attention in compiled and exported programs, and under the transforms of torch.func."""
 
 from collections.abc import Callable
 
