@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade import masks, mechanisms
 from saccade.engine.block_sparse.by_key import ByBlock
 from saccade.engine.block_sparse.gather import Gathered
-from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
+from saccade.engine.block_sparse.selected_blocks_mask import SelectedBlocks
 from saccade.engine.block_sparse.selection import stable_topk
 from saccade.engine.kernels.kernel import Kernel
 from saccade.scorers import BlockBounds, BlockMeans, DotProducts, LightningIndexer, Scorer

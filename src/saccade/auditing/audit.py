@@ -19,7 +19,7 @@ from saccade.auditing.compiled_model import CompiledModelUnderTest, is_compiled,
 from saccade.auditing.declared_rules import Declared, from_config, ruled_modules, rules_of
 from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, default_rules, is_encoder_decoder, joint_rules
 from saccade.auditing.end_to_end import EndToEnd
-from saccade.auditing.equivalence import runner_of, sameness
+from saccade.auditing.equivalence import check_equivalence, runner_of
 from saccade.auditing.finding import ClaimResult, CounterExample, Verdict
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.inputs import InputFormat, rows_to_check
@@ -336,7 +336,7 @@ def _compare_runs(
         raise value_error(
             "packed, padded, cache, against", rule, "given", hint="these checks run a module on token ids"
         )
-    pairs = sameness(runner or model, subject.tokens, outputs=outputs, seed=seed, **comparisons)
+    pairs = check_equivalence(runner or model, subject.tokens, outputs=outputs, seed=seed, **comparisons)
     return [claim_of(pair, subject.passes) for pair in pairs]
 
 

@@ -70,7 +70,7 @@ class _ModelInDtype(NamedTuple):
     mode: Callable[[], Any]
 
 
-def sameness(
+def check_equivalence(
     model: nn.Module | Runner,
     ids: Tensor,
     *,
@@ -140,7 +140,7 @@ def sameness(
 def compare_run_pairs(
     runner: Runner, ids: Tensor, claims: Sequence[tuple[str, RunPair]], *, factor: float = FACTOR, seed: int = 0
 ) -> list[Pair]:
-    """Compare pairs of equivalent runs of a model, with the tolerance of `sameness`.
+    """Compare pairs of equivalent runs of a model, with the tolerance of `check_equivalence`.
 
     Args:
         runner: the runner of the model.
@@ -282,7 +282,7 @@ def _compare_dtypes(original: _ModelInDtype, wide: _ModelInDtype | None, reason:
 
 
 def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against: Sequence[str]) -> tuple[int, ...]:
-    """Validate the arguments of `sameness`, and return the lengths of the packed texts."""
+    """Validate the arguments of `check_equivalence`, and return the lengths of the packed texts."""
     check_tokens("ids", ids, runner.vocab_size)
     if not len(ids) or ids.shape[1] < 2:
         raise value_error("ids", "be at least one row of two tokens", list(ids.shape))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.tiles.grouped_heads import take
+from saccade.engine.tiles.index_ranges import take
 from saccade.plan import Ranges
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.torch_modes import mapped_levels

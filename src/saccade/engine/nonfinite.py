@@ -25,7 +25,8 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.memory_accounting import bytes_widened
-from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
+from saccade.engine.tiles.grouped_heads import groups_of
+from saccade.engine.tiles.index_ranges import at, joined, take
 from saccade.engine.tiles.tile_scores import scores_of
 from saccade.engine.tiles.tile_splitting import pieces
 from saccade.plan import ColumnRange, Tile

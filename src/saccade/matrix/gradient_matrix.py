@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade.engine.tiles.grouped_heads import at, groups_of, product, take
+from saccade.engine.tiles.grouped_heads import groups_of, product
+from saccade.engine.tiles.index_ranges import at, take
 from saccade.matrix.algebra import check_alike, check_weights
 from saccade.matrix.matrix import DerivedMatrix, Matrix
 from saccade.plan import Ranges

@@ -13,7 +13,8 @@ from torch import Tensor
 from saccade import statistics
 from saccade.engine import dropout
 from saccade.engine.check_inputs import autocast
-from saccade.engine.tiles.grouped_heads import groups_of, product, take
+from saccade.engine.tiles.grouped_heads import groups_of, product
+from saccade.engine.tiles.index_ranges import take
 from saccade.engine.to_device import moved, target_of
 from saccade.matrix.graph_break import outside_graphs
 from saccade.matrix.indexing import SPARSE_LIMIT, Index, part_of, sparse_of

@@ -11,7 +11,7 @@ from saccade.caches.compressive_cache import CompressiveCache
 from saccade.masks import Causal, Full, Mask, Segments
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.algebra import Sum
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs, parts_of
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.readable_tensors import is_readable
 from saccade.mechanisms.segments import EarlierSegments, SegmentLayout
@@ -49,7 +49,7 @@ class CompressiveMatrix(Sum):
         return (within.matmul(value) * rest + out * gate).to(value.dtype), memory, tainted, is_open
 
 
-class CompressiveMemory(Approximate):
+class CompressiveMemory(CheckedMechanism):
     r"""Infini-attention: softmax within a segment, and linear attention to all segments before it.
 
     .. math:: A = (1 - g)\, \mathrm{softmax}(q k^\top)_{\text{own segment}} + g\, A_{\text{mem}}, \qquad

@@ -13,7 +13,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.masks import Causal, Documents, Full, Mask, Window
 from saccade.matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs, parts_of
 from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
@@ -24,7 +24,7 @@ from saccade.support.validation import check_int, check_number
 _LEAST = -1e4  # the logarithm of a gate of 0: its exponential is 0 in every dtype, and sums of it stay finite
 
 
-class Forgetting(Approximate):
+class Forgetting(CheckedMechanism):
     r"""Softmax attention with forget gates: each score adds the log gates of the tokens after the key, up to the query.
 
     .. math:: A = \mathrm{softmax}_j \Big( s\, q_i \cdot k_j + \sum_{l=j+1}^{i} \log f_l \Big), \qquad

@@ -10,7 +10,7 @@ from saccade.matrix import AttentionMatrix
 from saccade.matrix.algebra import Sum
 from saccade.matrix.block_sparse import restrict_to_blocks, select_blocks
 from saccade.mechanisms.block_mean_matrix import BlockMeanMatrix, block_means
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of, scale_of
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs, parts_of, scale_of
 from saccade.mechanisms.readable_tensors import is_dry_run
 from saccade.positions.token_positions import GivenPositions
 from saccade.scorers.scorer import ScoreRows, exact_dtype
@@ -23,7 +23,7 @@ _GATES = ShapeSpec("gates [batch, heads, q_len, 3]")
 _ROWS = 256  # number of rows whose selection a dry run forecasts at a time
 
 
-class NativeSparse(Approximate):
+class NativeSparse(CheckedMechanism):
     r"""Native sparse attention: a gated sum of attention to block means, to selected blocks and to nearby tokens.
 
     .. math:: A = g^{\mathrm{cmp}} A^{\mathrm{cmp}} + g^{\mathrm{slc}} A^{\mathrm{slc}}

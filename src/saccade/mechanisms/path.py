@@ -15,7 +15,7 @@ from saccade.engine.tiles.grouped_heads import grouped, groups_of, product
 from saccade.masks import Mask
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs, scale_of
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.forgetting import Forgetting, check_widths, last_keys, log_gates, with_gates
 from saccade.mechanisms.linear_time import LinearTimeMatrix
@@ -30,7 +30,7 @@ _ROWS = 128  # largest number of rows that pass over the keys together
 _ENTRIES = 1 << 22  # number of weights in a block
 
 
-class PaTH(Approximate):
+class PaTH(CheckedMechanism):
     r"""Softmax attention with data-dependent positions: each token between key and query reflects the key.
 
     .. math:: A = \mathrm{softmax}_j \big( s\, q_i^T H_i H_{i-1} \cdots H_{j+1} k_j \big), \qquad

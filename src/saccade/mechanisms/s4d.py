@@ -9,7 +9,7 @@ from torch import nn
 
 from saccade.caches import RecurrentCache
 from saccade.masks import Mask
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.sequence_order import check_in_order
 from saccade.mechanisms.state_spaces import Modes, StateSpaceMatrix
@@ -19,7 +19,7 @@ from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number
 
 
-class S4D(Approximate):
+class S4D(CheckedMechanism):
     r"""A diagonal state space with the same parameters for every token, which is both a convolution and a recurrence.
 
     .. math:: x_t = e^{\Delta a} x_{t-1} + u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n \bar{c}_n x_{tn} + d\,u_t, \qquad

@@ -12,7 +12,7 @@ from saccade.caches import SinkWindowCache
 from saccade.masks import Causal, Full, Mask
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.support.errors import value_error
 from saccade.support.language import Message
@@ -20,7 +20,7 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int
 
 
-class ShortConvolution(Approximate):
+class ShortConvolution(CheckedMechanism):
     r"""A causal convolution over the last ``width`` positions, with separate weights for each channel.
 
     .. math:: y_{tc} = \sum_{d=0}^{\mathrm{width} - 1} w_{cd}\, x_{t-d,\,c}, \qquad A_{ij} = w_{c,\,i-j}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scorers.key_scorers import DotProducts
-from saccade.scorers.scorer import Scorer, ScoreRows
+from saccade.scorers.scorer import FunctionScorer, Scorer
 from saccade.support.errors import hidden_by_vmap, kind, type_error
 from saccade.support.torch_modes import CHOSEN_BY_VALUES, is_mapped, is_tracing, outside_graph, without_autocast
 from saccade.support.validation import check_int, check_type, is_integer
@@ -98,14 +97,18 @@ class TopK(Mechanism):
         self.softmax = check_type("softmax", given, Softmax, "be a Softmax or None")
 
     @property
+    def _scorer(self) -> Scorer:
+        """The scorer, or a scorer that calls the user's function."""
+        return self.scorer if isinstance(self.scorer, Scorer) else FunctionScorer(self.scorer)
+
+    @property
     def index_key(self) -> Tensor | None:
         """The scorer's index keys, which some scorers need in addition to the keys; None if there are none."""
-        return self.scorer.index_key if isinstance(self.scorer, Scorer) else None
+        return self._scorer.index_key
 
     def with_index_key(self, index_key: Tensor) -> TopK:
         """Return this mechanism with the index keys of all tokens so far. Caches call this method."""
-        assert isinstance(self.scorer, Scorer)  # only a Scorer has index keys
-        return TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
+        return TopK(self._scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
         return KVCache(max_len) if self.index_key is None else IndexedCache(max_len)
@@ -137,30 +140,9 @@ class TopK(Mechanism):
             raise hidden_by_vmap("queries and keys")
         with torch.no_grad(), without_autocast(query.device):
             given = matrix.inputs.current()
-            if isinstance(self.scorer, Scorer):
-                score: ScoreRows = self.scorer.on(query, key, self.block_size)
-            else:
-                score = _Function(self.scorer, query, key, self.block_size).scores
+            score = self._scorer.on(query, key, self.block_size)
             index = select_blocks(given, score, self.k, self.block_size)
         return restrict_to_blocks(matrix, index, self.block_size)
 
     def extra_repr(self) -> str:
         return f"{self.scorer}, k={self.k}, block_size={self.block_size}"
-
-
-class _Function(NamedTuple):
-    """An adapter that lets a user's function serve as a scorer."""
-
-    function: Callable[[Tensor, Tensor, range], Tensor]
-    query: Tensor
-    key: Tensor
-    size: int
-
-    def scores(self, rows: range, stop: int) -> Tensor:
-        """Return the scores for a range of rows, computed by the user's function."""
-        scores = self.function(self.query, self.key, rows)
-        check_type("scorer", scores, Tensor, "return a tensor of scores")
-        kv_len = self.key.shape[2]
-        width = stop if scores.shape[-1:] == (kv_len,) else -(-stop // self.size)
-        is_whole = scores.shape[-1:] in ((kv_len,), (-(-kv_len // self.size),))
-        return scores[..., :width] if is_whole else scores

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from saccade.matrix import Matrix
 from saccade.models.config import SetDecoderConfig
 from saccade.models.hungarian_loss import Detections
-from saccade.models.model_inputs import check_map, sinusoids
+from saccade.models.image_positions import sinusoids
+from saccade.models.model_inputs import check_map
 from saccade.models.pretrained import Pretrained
 from saccade.models.vision_formats import Detr
 from saccade.nn import FeedForward, MultiHeadAttention

@@ -139,7 +139,7 @@ class Parts(PerRow):
         TypeError, ValueError: ``sink``, ``local`` or ``anchor`` is not an int of at least 0, ``block_size`` is not an
             int of at least 1, or ``positions`` are invalid.
 
-    Cost: several passes over the weights, a block of rows at a time; O(q_len) memory. A fused pass is not supported.
+    Cost: several passes over the weights, a block of rows at a time; O(q_len) memory. A compiled pass is not supported.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -202,7 +202,7 @@ def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: in
 
 
 def _band(q: Positions, kv: Positions, least: int, most: int) -> Band | None:
-    """Return the band of lags from ``least`` to ``most``, for a fused pass; None unless positions are consecutive."""
+    """Return the band of lags from ``least`` to ``most``, for one pass; None if positions are not consecutive."""
     lead = lead_of(q, kv)
     return None if lead is None else Band(True, lead - most, lead - least + 1)
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from saccade.engine.tiles.grouped_heads import take
+from saccade.engine.tiles.index_ranges import take
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.validation import check_choice, check_int

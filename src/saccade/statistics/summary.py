@@ -14,10 +14,11 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.positions.token_positions import Positions
 from saccade.statistics.concentration import Entropy, LargestWeight, SquaredNorm
 from saccade.statistics.distance import Distance
+from saccade.statistics.information import PositionInformation
 from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
 from saccade.statistics.mass import PARTS, Parts
 from saccade.statistics.per_row import CheckedPair, PerRow, positions_of
-from saccade.statistics.received import PositionInformation, Received
+from saccade.statistics.received import Received
 from saccade.statistics.row_block import Block
 from saccade.statistics.statistic import MatrixInfo, MatrixLike, Quantity, Statistic
 from saccade.statistics.uniform_baseline import (

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.testing.past_bug import PastBug
+from saccade.testing.plain_kernel import attend
 from saccade.testing.stateful_wrong_kernels import (
     by_some_entries,
     cached_by,
@@ -22,7 +23,6 @@ from saccade.testing.stateful_wrong_kernels import (
 )
 from saccade.testing.wrong_kernels import (
     as_contiguous,
-    attend,
     cached,
     complete_blocks,
     every_second_call,

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.testing.wrong_kernels import Kernel, as_contiguous, attend, mean
+from saccade.testing.plain_kernel import Kernel, attend
+from saccade.testing.wrong_kernels import as_contiguous, mean
 
 
 class _Backward(torch.autograd.Function):

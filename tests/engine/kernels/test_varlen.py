@@ -63,7 +63,7 @@ def stand_in(
 def on_cpu(monkeypatch):
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
     monkeypatch.setattr(kernel.Varlen, "devices", ("cpu",))
-    monkeypatch.setattr("saccade.engine.first_use_check.results._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.first_use_check.registry._RECORDS", {})
 
 
 @pytest.mark.usefixtures("on_cpu")

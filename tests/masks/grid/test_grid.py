@@ -84,10 +84,10 @@ def test_plans_of_any_combination_cover_what_is_allowed(data: st.DataObject) -> 
     q_len = data.draw(st.integers(1, n), label="q_len")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
+            "saccade.plan.row_groups._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
         )
-        patch.setattr("saccade.plan.row_grouping.TILE_COST", data.draw(st.sampled_from([0, 30_000])))
-        patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
+        patch.setattr("saccade.plan.layout.TILE_COST", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan.layout._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
         got = _covered(mask, (1, 1, q_len, n))
     assert torch.equal(mask.to_dense(q_len, n)[0, 0], expected[n - q_len :])
     assert torch.equal(got[0, 0], expected[n - q_len :])

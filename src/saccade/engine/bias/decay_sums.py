@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.term import Term, entry, summed_to
-from saccade.engine.tiles.grouped_heads import add_at, at, take
+from saccade.engine.tiles.index_ranges import add_at, at, take
 from saccade.plan import Tile
 
 _NARROW_RANGE = 128.0

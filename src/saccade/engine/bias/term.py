@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from saccade.engine.tiles.grouped_heads import add_at, take
+from saccade.engine.tiles.index_ranges import add_at, take
 from saccade.plan import Tile
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from saccade.engine import dropout
 from saccade.engine.bias.term import MaskedTerm
-from saccade.engine.block_sparse.selected_blocks import SelectedBlocks, at_positions
+from saccade.engine.block_sparse.selected_blocks_mask import SelectedBlocks, at_positions
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import (

@@ -49,7 +49,7 @@ def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor]
 
     The ``k`` highest-scoring blocks among those visible to the query are selected. Ties go to the lower positions.
     Blocks of several keys that are only partly visible are always selected, and count towards ``k``. The format is
-    described in `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
+    described in `saccade.engine.block_sparse.selected_blocks_mask.SelectedBlocks`.
 
     Args:
         inputs: the checked inputs.

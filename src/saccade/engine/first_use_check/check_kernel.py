@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine import autograd
-from saccade.engine.first_use_check.results import Compared, FirstUse
+from saccade.engine.first_use_check.registry import Compared, FirstUse
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.tiles.grouped_heads import product

@@ -25,7 +25,8 @@ from saccade.engine.kernels.kernel import (
     reasons_unless_dot_product,
 )
 from saccade.engine.memory_accounting import Cost
-from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, take
+from saccade.engine.tiles.grouped_heads import groups_of
+from saccade.engine.tiles.index_ranges import add_at, at, take
 from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 

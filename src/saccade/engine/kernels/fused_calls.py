@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
-from saccade.engine.tiles.grouped_heads import joined
+from saccade.engine.tiles.index_ranges import joined
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.engine.tiles.tile_splitting import pieces
 from saccade.plan import ColumnRange, Ranges, Tile, Triangle

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.sink_logit import log_share
-from saccade.engine.block_sparse.selected_blocks import at_positions
+from saccade.engine.block_sparse.selected_blocks_mask import at_positions
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.tiles.grouped_heads import grouped, groups_of, joined, product, take
+from saccade.engine.tiles.grouped_heads import grouped, groups_of, product
+from saccade.engine.tiles.index_ranges import joined, take
 from saccade.plan import Ranges, Tile
 from saccade.support.called_function import called_function
 from saccade.support.torch_modes import has_values, is_transformed, unobserved

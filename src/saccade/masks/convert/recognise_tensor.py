@@ -115,7 +115,7 @@ def _recognise(allowed: Tensor) -> Mask | None:
     table = table[:, :1] if (table == table[:, :1]).all() else table
     table = table[:, :, :1] if (table == table[:, :, :1]).all() else table
     starts, ends = np.ascontiguousarray(table)
-    from saccade.masks.convert.patterns import RowRanges, describe_ranges  # noqa: PLC0415  imports many masks
+    from saccade.masks.convert.recognise_ranges import RowRanges, describe_ranges  # noqa: PLC0415  imports many masks
 
     if starts.shape[2] == 1:
         pattern = describe_ranges(RowRanges(starts[..., 0], ends[..., 0], allowed.shape[3]))

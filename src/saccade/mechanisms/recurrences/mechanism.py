@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.caches import RecurrentCache
 from saccade.masks import Mask
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs, scale_of
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.sequence_order import check_in_order
 from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite
@@ -22,7 +22,7 @@ from saccade.support.validation import check_number, check_type
 _LEAST = -1e4  # its exponential is 0 in every dtype, and sums of it stay finite
 
 
-class Recurrence(Approximate):
+class Recurrence(CheckedMechanism):
     """The base class of mechanisms whose matrix is a recurrence.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from saccade.testing.adapters import Form
-from saccade.testing.judging.counter_example import counter_examples
+from saccade.testing.judging.counter_example_search import counter_examples
 from saccade.testing.judging.declaration import Declaration
 from saccade.testing.judging.first_calls import first_calls
 from saccade.testing.judging.judgement import CORE_LAWS, Judgement

@@ -29,7 +29,7 @@ class Counted(wrong_kernels.Right):
 @pytest.fixture(autouse=True)
 def records(monkeypatch):
     """Start with no recorded results."""
-    monkeypatch.setattr("saccade.engine.first_use_check.results._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.first_use_check.registry._RECORDS", {})
 
 
 def asked_first(monkeypatch, kernel):
@@ -146,7 +146,7 @@ def test_a_kernel_that_raises_later_is_not_chosen_again(monkeypatch):
     ):
         out = sc.attention(query, key, value)
     torch.testing.assert_close(out, sc.attention(query, key, value, impl="reference"))
-    monkeypatch.setattr("saccade.engine.first_use_check.results._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.first_use_check.registry._RECORDS", {})
     monkeypatch.setenv("SACCADE_FIRST_USE", "off")
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="out of shared memory"):
         sc.attention(query, key, value)
@@ -160,7 +160,7 @@ def test_the_check_has_no_side_effects(monkeypatch):
     sc.attention(query, key, value, masks.Causal())
     assert torch.equal(state, torch.get_rng_state())
     assert kernel.runs == 2
-    monkeypatch.setattr("saccade.engine.first_use_check.results._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.first_use_check.registry._RECORDS", {})
     out = checkpoint(sc.attention, query, key, value, masks.Causal(), use_reentrant=False)
     out.sum().backward()  # it counts what is kept, before and again
     assert value.grad is not None
