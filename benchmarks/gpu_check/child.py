@@ -28,11 +28,11 @@ def run(name: str, context: Context, findings: Path) -> None:
 
 def _accused(known: set[str]) -> list[Finding]:
     """Return what the check of first use has said against kernels since the last time."""
-    if "saccade.engine.first_use_check.results" not in sys.modules:
+    if "saccade.engine.first_use_check.registry" not in sys.modules:
         return []
-    from saccade.engine.first_use_check import results  # noqa: PLC0415  the step may not need it
+    from saccade.engine.first_use_check import registry  # noqa: PLC0415  the step may not need it
 
-    said = [record.result for record in list(results._RECORDS.values()) if not record.result.ok]
+    said = [record.result for record in list(registry._RECORDS.values()) if not record.result.ok]
     new = [found for found in said if found.fault not in known]
     known.update(found.fault for found in new)
     return [Finding(f"{found.kernel}: first use", found.fault, False) for found in new]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchmarks.survey.architectures import VOCABULARY, Architecture
 from saccade.auditing.audit import audit
 from saccade.auditing.declared_rules import from_config, is_causal
-from saccade.auditing.equivalence import Pair, sameness
+from saccade.auditing.equivalence import Pair, check_equivalence
 from saccade.auditing.finding import ClaimResult
 from saccade.auditing.float64 import describe_error
 from saccade.auditing.reproduction_script import claim_lines, run_lines
@@ -94,7 +94,7 @@ def _reach(model: nn.Module) -> list[ClaimResult]:
 
 
 def _ways(model: nn.Module) -> list[Pair]:
-    pairs = sameness(model, ids(), packed=LENGTHS, padded=True, cache=is_causal(model))
+    pairs = check_equivalence(model, ids(), packed=LENGTHS, padded=True, cache=is_causal(model))
     # Masked language models do not claim to separate texts by positions.
     return [pair for pair in pairs if is_causal(model) or pair.name not in _TOLD_BY_POSITIONS]
 

@@ -11,7 +11,7 @@ from tests.auditing.stepwise_model import Small, SmallRunner
 from torch import Tensor, nn
 
 from saccade import masks
-from saccade.auditing.equivalence import sameness
+from saccade.auditing.equivalence import check_equivalence
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def seed() -> None:
 def test_models_are_accused_of_what_they_do_and_of_nothing_else(
     make: Callable[[], Any], broken: set[str], silent: set[str]
 ) -> None:
-    pairs = sameness(make(), zoo.tokens(), **zoo.EVERYTHING)
+    pairs = check_equivalence(make(), zoo.tokens(), **zoo.EVERYTHING)
     assert zoo.named(pairs, "broken") == broken
     assert zoo.named(pairs, "not answered") == silent
     assert zoo.STEP_NAMES | {"one by one = in a batch", "in training, without dropout"} <= {pair.name for pair in pairs}
@@ -63,14 +63,14 @@ def test_models_are_accused_of_what_they_do_and_of_nothing_else(
 
 @pytest.mark.parametrize("name", ["packed", zoo.ONES])
 def test_a_packed_model_that_reads_across_texts_breaks_where_the_second_begins(name: str) -> None:
-    pair = next(pair for pair in sameness(zoo.gpt_oss(), zoo.tokens(), packed=[9, 14]) if pair.name == name)
+    pair = next(pair for pair in check_equivalence(zoo.gpt_oss(), zoo.tokens(), packed=[9, 14]) if pair.name == name)
     assert pair.where == (0, 9)
     assert pair.difference > 0.1
     assert pair.why == "true float64"  # where its experts are computed one by one
 
 
 def test_windows_are_cut_around() -> None:
-    names = {pair.name for pair in sameness(zoo.mistral(), zoo.tokens(), cache=True)}
+    names = {pair.name for pair in check_equivalence(zoo.mistral(), zoo.tokens(), cache=True)}
     assert {f"steps: cut at {cut}, window 8" for cut in (7, 8, 9)} <= names
 
 
@@ -97,7 +97,7 @@ FAULTS = {  # claims that break, and the first row that differs in one of them
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_seeded_fault_breaks_its_claims_and_no_others(fault: str) -> None:
     broken, name, where = FAULTS[fault]
-    pairs = sameness(SmallRunner(Small(fault)), zoo.tokens(), **zoo.EVERYTHING)
+    pairs = check_equivalence(SmallRunner(Small(fault)), zoo.tokens(), **zoo.EVERYTHING)
     assert zoo.named(pairs, "broken") == broken
     assert next(pair for pair in pairs if pair.name == name).where == where
 
@@ -108,13 +108,13 @@ def test_faults_are_found_where_there_is_no_float64(fault: str, monkeypatch: pyt
         raise RuntimeError("no float64 here")
 
     monkeypatch.setattr(Small, "double", refused)
-    pairs = sameness(SmallRunner(Small(fault)), zoo.tokens(), **zoo.EVERYTHING)
+    pairs = check_equivalence(SmallRunner(Small(fault)), zoo.tokens(), **zoo.EVERYTHING)
     assert zoo.named(pairs, "broken") == FAULTS[fault][0]
     assert all(pair.why == "float32; in float64: RuntimeError: no float64 here" for pair in pairs if pair.where)
 
 
 def test_one_implementation_of_attention_is_held_against_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = {pair.name: pair for pair in sameness(zoo.llama(), zoo.tokens(), against=["eager", "sdpa"])}
+    pairs = {pair.name: pair for pair in check_equivalence(zoo.llama(), zoo.tokens(), against=["eager", "sdpa"])}
     assert pairs["attention by eager"].verdict == "held"
     assert pairs["attention by sdpa"].why == "the model already uses sdpa"
     modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
@@ -124,7 +124,9 @@ def test_one_implementation_of_attention_is_held_against_another(monkeypatch: py
         return right(*given, scaling=1.0, **more)
 
     monkeypatch.setattr(modeling, "eager_attention_forward", unscaled)
-    assert zoo.named(sameness(zoo.llama(), zoo.tokens(), against=["eager"]), "broken") == {"attention by eager"}
+    assert zoo.named(check_equivalence(zoo.llama(), zoo.tokens(), against=["eager"]), "broken") == {
+        "attention by eager"
+    }
 
 
 def test_positions_that_are_not_relative_after_all_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +138,7 @@ def test_positions_that_are_not_relative_after_all_are_found(monkeypatch: pytest
         return right(self, *given, position_ids=places, **more)
 
     monkeypatch.setattr(modeling.LlamaModel, "forward", forward)
-    assert "positions shifted" in zoo.named(sameness(zoo.llama(), zoo.tokens()), "broken")
+    assert "positions shifted" in zoo.named(check_equivalence(zoo.llama(), zoo.tokens()), "broken")
 
 
 OURS = [(zoo.llama, True), (zoo.gpt_oss, True), (zoo.bert, True), (zoo.falcon, False)]
@@ -145,7 +147,7 @@ OURS = [(zoo.llama, True), (zoo.gpt_oss, True), (zoo.bert, True), (zoo.falcon, F
 @pytest.mark.parametrize("make, is_held", OURS)
 def test_a_broken_claim_says_how_our_kernel_holds_it(make: Callable[[], Any], is_held: bool) -> None:
     model, ids = make(), zoo.tokens()
-    pairs = {pair.name: pair for pair in sameness(model, ids, packed=[9, 14])}
+    pairs = {pair.name: pair for pair in check_equivalence(model, ids, packed=[9, 14])}
     assert pairs[zoo.ONES].verdict == "broken"
     assert bool(pairs[zoo.ONES].remedy) == is_held
     assert all(not pair.remedy for pair in pairs.values() if pair.verdict != "broken")

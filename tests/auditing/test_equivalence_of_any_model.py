@@ -12,7 +12,7 @@ from tests.auditing import model_zoo as zoo
 from torch import Tensor, nn
 
 from saccade import audit, masks
-from saccade.auditing.equivalence import sameness
+from saccade.auditing.equivalence import check_equivalence
 from saccade.auditing.runner import Runner
 
 
@@ -34,14 +34,14 @@ class Plain(nn.Module):
 
 
 def test_a_plain_module_is_run_whole_and_in_batches() -> None:
-    pairs = sameness(Plain(), zoo.tokens(), **zoo.EVERYTHING, outputs=lambda out: out["rows"])
+    pairs = check_equivalence(Plain(), zoo.tokens(), **zoo.EVERYTHING, outputs=lambda out: out["rows"])
     assert zoo.named(pairs, "held") == {"one by one = in a batch", "in training, without dropout", "float32 = float64"}
     assert {pair.why for pair in pairs if pair.name in zoo.CACHE} == {"the model has no cache"}
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_any_number_of_rows(batch: int) -> None:
-    assert not zoo.named(sameness(zoo.decoder(), zoo.tokens(batch), **zoo.EVERYTHING), "broken")
+    assert not zoo.named(check_equivalence(zoo.decoder(), zoo.tokens(batch), **zoo.EVERYTHING), "broken")
 
 
 class Raising(nn.Module):
@@ -50,7 +50,7 @@ class Raising(nn.Module):
 
 
 def test_an_error_of_a_model_is_no_result() -> None:
-    pairs = sameness(Raising(), zoo.tokens(), **zoo.EVERYTHING)
+    pairs = check_equivalence(Raising(), zoo.tokens(), **zoo.EVERYTHING)
     assert zoo.named(pairs, "not answered") == {pair.name for pair in pairs}
     assert len(pairs) > 10
     assert {pair.why for pair in pairs} == {r"KeyError: 'red\x1b[31m\nsecond line'"}
@@ -61,51 +61,71 @@ def test_only_the_first_line_of_an_error_is_reported() -> None:
         def forward(self, ids: Tensor) -> Tensor:
             raise RuntimeError("red\x1b[31m\nsecond line")
 
-    assert {pair.why for pair in sameness(Other(), zoo.tokens())} == {r"RuntimeError: red\x1b[31m"}
+    assert {pair.why for pair in check_equivalence(Other(), zoo.tokens())} == {r"RuntimeError: red\x1b[31m"}
 
 
 @pytest.mark.parametrize(
     "wrong, error, match",
     [
-        ({"model": 3}, TypeError, "sameness: model must be a torch.nn.Module or a saccade.auditing Runner; got int"),
-        ({"ids": [1, 2]}, TypeError, "sameness: ids must be a tensor; got list"),
-        ({"ids": torch.ones(2, 5)}, TypeError, "sameness: ids must be int64 or int32; got torch.float32"),
-        ({"ids": torch.full((2, 5), 101)}, ValueError, "sameness: ids must be from 0 to 100, the vocabulary; got 101"),
-        ({"ids": zoo.tokens(2, 1)}, ValueError, r"sameness: ids must be at least one row of two tokens; got \[2, 1\]"),
-        ({"packed": [9, 9]}, ValueError, r"sameness: packed must be lengths that sum to the 23 tokens of a row; got"),
-        ({"packed": [23, 0]}, ValueError, "sameness: packed must be an int of at least 1; got 0"),
-        ({"padded": 1}, TypeError, "sameness: padded must be"),
-        ({"cache": "yes"}, TypeError, "sameness: cache must be"),
-        ({"against": "eager"}, TypeError, "sameness: against must be a list of names; got 'eager'"),
-        ({"factor": 0}, ValueError, "sameness: factor must be"),
-        ({"seed": -1}, ValueError, "sameness: seed must be an int of at least 0; got -1"),
+        (
+            {"model": 3},
+            TypeError,
+            "check_equivalence: model must be a torch.nn.Module or a saccade.auditing Runner; got int",
+        ),
+        ({"ids": [1, 2]}, TypeError, "check_equivalence: ids must be a tensor; got list"),
+        ({"ids": torch.ones(2, 5)}, TypeError, "check_equivalence: ids must be int64 or int32; got torch.float32"),
+        (
+            {"ids": torch.full((2, 5), 101)},
+            ValueError,
+            "check_equivalence: ids must be from 0 to 100, the vocabulary; got 101",
+        ),
+        (
+            {"ids": zoo.tokens(2, 1)},
+            ValueError,
+            r"check_equivalence: ids must be at least one row of two tokens; got \[2, 1\]",
+        ),
+        (
+            {"packed": [9, 9]},
+            ValueError,
+            r"check_equivalence: packed must be lengths that sum to the 23 tokens of a row; got",
+        ),
+        ({"packed": [23, 0]}, ValueError, "check_equivalence: packed must be an int of at least 1; got 0"),
+        ({"padded": 1}, TypeError, "check_equivalence: padded must be"),
+        ({"cache": "yes"}, TypeError, "check_equivalence: cache must be"),
+        ({"against": "eager"}, TypeError, "check_equivalence: against must be a list of names; got 'eager'"),
+        ({"factor": 0}, ValueError, "check_equivalence: factor must be"),
+        ({"seed": -1}, ValueError, "check_equivalence: seed must be an int of at least 0; got -1"),
         (
             {"outputs": lambda out: 3},
             ValueError,
-            r"sameness: outputs must return floats \[2, 23, \.\.\.\] from the model.s result; got int",
+            r"check_equivalence: outputs must return floats \[2, 23, \.\.\.\] from the model.s result; got int",
         ),
         (
             {"outputs": lambda out: out[:, 0]},
             ValueError,
-            r"sameness: outputs must return floats .*; got torch.float32 \[2, 101\]",
+            r"check_equivalence: outputs must return floats .*; got torch.float32 \[2, 101\]",
         ),
         (
             {"outputs": lambda out: out.argmax(-1)},
             ValueError,
-            r"sameness: outputs must return floats .*; got torch.int64 \[2, 23\]",
+            r"check_equivalence: outputs must return floats .*; got torch.int64 \[2, 23\]",
         ),
-        ({"outputs": lambda out: out.no}, ValueError, "sameness: outputs must return floats .*; got AttributeError"),
+        (
+            {"outputs": lambda out: out.no},
+            ValueError,
+            "check_equivalence: outputs must return floats .*; got AttributeError",
+        ),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )
 def test_a_wrong_argument_is_an_error(wrong: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        sameness(**{"model": zoo.decoder(), "ids": zoo.tokens(), **wrong})
+        check_equivalence(**{"model": zoo.decoder(), "ids": zoo.tokens(), **wrong})
 
 
 def test_an_unknown_implementation_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"sameness: against must be among eager, .*; got 'egaer'"):
-        sameness(zoo.llama(), zoo.tokens(), against=["egaer"])
+    with pytest.raises(ValueError, match=r"check_equivalence: against must be among eager, .*; got 'egaer'"):
+        check_equivalence(zoo.llama(), zoo.tokens(), against=["egaer"])
 
 
 def _state(model: nn.Module) -> list[Any]:
@@ -148,7 +168,7 @@ def test_everything_is_as_before(make: Callable[[], nn.Module], training: bool) 
     weight = next(model.parameters())
     weight.grad = torch.ones_like(weight)
     before = _state(model)
-    sameness(model, zoo.tokens(), **zoo.EVERYTHING, against=["eager"])
+    check_equivalence(model, zoo.tokens(), **zoo.EVERYTHING, against=["eager"])
     assert _state(model) == before
 
 
@@ -156,7 +176,7 @@ def test_everything_is_as_before_a_wrong_argument() -> None:
     model = Counting().train()
     before = _state(model)
     with pytest.raises(ValueError, match="outputs must return"):
-        sameness(model, zoo.tokens(), outputs=lambda out: 3)
+        check_equivalence(model, zoo.tokens(), outputs=lambda out: 3)
     assert _state(model) == before
 
 
@@ -164,7 +184,7 @@ def test_a_runner_says_what_it_cannot_do() -> None:
     class FullRun(Runner):
         pass
 
-    pairs = sameness(FullRun(nn.Sequential(nn.Embedding(101, 8))), zoo.tokens(), **zoo.EVERYTHING)
+    pairs = check_equivalence(FullRun(nn.Sequential(nn.Embedding(101, 8))), zoo.tokens(), **zoo.EVERYTHING)
     assert zoo.named(pairs, "not answered") >= zoo.CACHE | {
         "packed",
         *zoo.BESIDE,
@@ -212,4 +232,4 @@ def test_outputs_are_those_of_the_runner() -> None:
     with pytest.raises(ValueError, match="outputs must be left out with a Runner"):
         audit(runner, masks.Causal(), length=12, outputs=lambda out: out[0] * 2)
     with pytest.raises(ValueError, match="outputs must be left out with a Runner"):
-        sameness(runner, torch.arange(12)[None], outputs=lambda out: out[0] * 2)
+        check_equivalence(runner, torch.arange(12)[None], outputs=lambda out: out[0] * 2)

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import EvictingCache, HeavyHitterCache, Held, SnapKVCache, load_cache, padded_positions, save_cache
+from saccade.caches import (
+    EvictingCache,
+    HeavyHitterCache,
+    SnapKVCache,
+    StoredTokens,
+    load_cache,
+    padded_positions,
+    save_cache,
+)
 from saccade.mechanisms import Softmax
 from saccade.support.errors import UnsupportedError
 
@@ -17,7 +25,7 @@ CAUSAL = masks.Causal()
 class SmallestKeys(EvictingCache):
     voting_queries = 0
 
-    def score(self, held: Held) -> Tensor:
+    def score(self, held: StoredTokens) -> Tensor:
         return -held.key.norm(dim=-1)
 
 
@@ -26,7 +34,7 @@ class Few(SmallestKeys):
 
     voting_queries = 2
 
-    def score(self, held: Held) -> Tensor:
+    def score(self, held: StoredTokens) -> Tensor:
         return held.received
 
 

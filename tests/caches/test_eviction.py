@@ -5,7 +5,15 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import EvictingCache, HeavyHitterCache, Held, KVCache, LayerCache, SnapKVCache, padded_positions
+from saccade.caches import (
+    EvictingCache,
+    HeavyHitterCache,
+    KVCache,
+    LayerCache,
+    SnapKVCache,
+    StoredTokens,
+    padded_positions,
+)
 from saccade.mechanisms import Softmax
 from saccade.nn import MultiHeadAttention
 from saccade.positions import ALiBi, Rotary
@@ -25,7 +33,7 @@ class SmallestKeys(EvictingCache):
 
     voting_queries = 0
 
-    def score(self, held: Held) -> Tensor:
+    def score(self, held: StoredTokens) -> Tensor:
         return -held.key.norm(dim=-1)
 
 
@@ -39,7 +47,7 @@ KINDS = {
 def _dense(
     q: Tensor, k: Tensor, v: Tensor, rule: masks.Mask, sizes: list[int], kind: str, name: str
 ) -> tuple[Tensor, Tensor]:
-    """By the book, in plain operations: what comes out, and which tokens are held at last, bool [B, G, keys]."""
+    """Return the output and the tokens held at the end, bool [B, G, keys], by definition and in plain operations."""
     batch, _, total, _ = q.shape
     group = HEADS // KV_HEADS
     held = torch.zeros(batch, KV_HEADS, total, dtype=torch.bool)
@@ -213,7 +221,7 @@ def test_impossible_arguments_are_refused() -> None:
 
 def test_a_score_of_another_shape_is_refused() -> None:
     class Wrong(EvictingCache):
-        def score(self, held: Held) -> Tensor:
+        def score(self, held: StoredTokens) -> Tensor:
             return held.received.sum(1)
 
     x = torch.randn(1, 2, 9, 4)

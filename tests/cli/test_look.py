@@ -10,7 +10,7 @@ from saccade import __version__, viz
 from saccade.cli import loading
 from saccade.models import minilm
 from saccade.models.bundled import MINILM_SHA256
-from saccade.statistics.head_ranking import position_information, unexplained_information
+from saccade.statistics.information import position_information, unexplained_information
 from saccade.text import merge, words
 
 SENTENCE = "The cat, which was very hungry, ate the fish."

@@ -21,7 +21,7 @@ from transformers import (
     T5Model,
 )
 
-from saccade.cli.look_tables import PARTS_OF_A_TEXT, SCHEMA
+from saccade.cli.look_formats import PARTS_OF_A_TEXT, SCHEMA
 from saccade.models import EncoderDecoder, EncoderDecoderConfig, minilm
 
 TEXT = "the cat sat on the mat"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.cli import figures
+from saccade.cli import look_figures
 from saccade.cli.model_reading import subject_of
 from saccade.cli.text_windows import windows_of
 from saccade.models import minilm, small_decoder
@@ -132,10 +132,10 @@ def test_the_map_of_the_whole_has_each_weight_where_its_tokens_stand(model):
     text = TEXT[: 5700 if model.config.max_len == 512 else 1800]
     subject = subject_of(model, "model", [text], None, is_pretokenized=False, window=1)
     best = Head(1, 2, 0.0)
-    figure = figures.draw_full_text(model, subject, best, lambda: steps.append(1))
+    figure = look_figures.draw_full_text(model, subject, best, lambda: steps.append(1))
     count = subject.windows[-1].stop
     assert len(steps) == len(subject.windows) > 2
-    assert count <= figures._SIDE
+    assert count <= look_figures._SIDE
     expected = np.full((count, count), np.nan, np.float32)
     for window in subject.windows:
         with torch.no_grad():
@@ -154,10 +154,10 @@ def test_the_map_of_the_whole_has_each_weight_where_its_tokens_stand(model):
 
 
 def test_many_tokens_share_pixels_and_the_largest_is_drawn(monkeypatch):
-    monkeypatch.setattr(figures, "_SIDE", 100)
+    monkeypatch.setattr(look_figures, "_SIDE", 100)
     model = small_decoder()
     subject = subject_of(model, "model", [TEXT[:1800]], None, is_pretokenized=False, window=0)
-    figure = figures.draw_full_text(model, subject, Head(0, 0, 0.0), lambda: None)
+    figure = look_figures.draw_full_text(model, subject, Head(0, 0, 0.0), lambda: None)
     cells = figure.axes[0].images[0].get_array()
     assert cells.shape == (100, 100)
     count = subject.windows[-1].stop

@@ -205,9 +205,9 @@ def _check_random_expression(data: st.DataObject) -> None:
     price = data.draw(st.sampled_from([0, 10, 30_000]), label="price of a tile")
     most = data.draw(st.sampled_from([1 << 22, 100, 1]), label="largest residual")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.plan.plan._ROW_BLOCKS", blocks)
-        patch.setattr("saccade.plan.row_grouping.TILE_COST", price)
-        patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", most)
+        patch.setattr("saccade.plan.row_groups._ROW_BLOCKS", blocks)
+        patch.setattr("saccade.plan.layout.TILE_COST", price)
+        patch.setattr("saccade.plan.layout._MAX_RESIDUAL", most)
         got = _covered(mask, (batch, 1, q_len, kv_len))
     expected = brute_force.dense(mask, batch, q_len, kv_len)
     assert torch.equal(mask.to_dense(q_len, kv_len, batch=batch)[:, 0], expected)

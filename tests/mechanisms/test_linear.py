@@ -11,7 +11,7 @@ from saccade import masks
 from saccade.masks import Causal, Dense, Documents, Full, Mask, Padding
 from saccade.mechanisms import Linear
 from saccade.nn import MultiHeadAttention
-from saccade.testing.laws.memory import largest_tensor
+from saccade.testing.largest_tensor import largest_tensor
 
 F64 = torch.float64
 MASKS: dict[str, Mask | None] = {

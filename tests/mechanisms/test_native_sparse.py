@@ -10,7 +10,7 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
+from saccade.engine.block_sparse.selected_blocks_mask import SelectedBlocks
 from saccade.mechanisms import NativeSparse
 from saccade.support.errors import UnsupportedError
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from saccade import masks
 from saccade.models import SignalEncoder
-from saccade.testing.laws.memory import largest_tensor
+from saccade.testing.largest_tensor import largest_tensor
 
 CASES: dict[str, dict[str, Any]] = {
     "both sides": {"mask": masks.Window(3, 2)},

@@ -12,7 +12,7 @@ from transformers.models.esm.modeling_esmfold import EsmFoldAttention, EsmFoldTr
 
 import saccade as sc
 from saccade.nn import ColumnAttention, RowAttention, TriangleAttention
-from saccade.testing.laws.memory import largest_tensor
+from saccade.testing.largest_tensor import largest_tensor
 
 WIDTH, HEADS = 12, 3
 LAYERS: dict[str, Callable[[], nn.Module]] = {

@@ -13,7 +13,7 @@ from saccade import masks
 from saccade.mechanisms import Linear
 from saccade.statistics import Block, MatrixInfo, Parts, positions_of
 from saccade.testing import LARGE_CASES, Case
-from saccade.testing.laws.memory import largest_tensor
+from saccade.testing.largest_tensor import largest_tensor
 
 SETTINGS = (
     Parts(1, 2, 1, 2),

@@ -13,7 +13,7 @@ import saccade as sc
 from saccade import masks
 from saccade.statistics import Block, Entropy, MatrixInfo, Pooled, Received, Statistic, Strongest, TopK
 from saccade.testing import CASES, LARGE_CASES, Case
-from saccade.testing.laws.memory import largest_tensor
+from saccade.testing.largest_tensor import largest_tensor
 
 QUESTIONS = (Entropy(), TopK(3), Received(), Pooled(4), Pooled(4, "sum"), Pooled(4, "max"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from saccade.testing import history, oracle
+from saccade.testing import check_laws, history, oracle
 from saccade.testing.right_kernels import RIGHT_KERNELS
 from saccade.testing.wrong_kernels import mean
 
@@ -35,14 +35,14 @@ def test_a_right_kernel_is_the_definition(name):
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["einsum", "3 parts merged by lse", "FlashAttention in blocks of 64"])
 def test_no_law_accuses_a_right_kernel(name):
-    assert history.false_alarms(name, seed=3, share=40) == []
+    assert check_laws.false_alarms(name, seed=3, share=40) == []
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RIGHT_KERNELS)
 def test_no_law_accuses_a_right_kernel_over_20_seeds(name):
-    assert [str(found) for seed in range(20) for found in history.false_alarms(name, seed, share=13)] == []
+    assert [str(found) for seed in range(20) for found in check_laws.false_alarms(name, seed, share=13)] == []
 
 
 def test_the_command_prints_a_table_of_right_kernels(capsys, monkeypatch):

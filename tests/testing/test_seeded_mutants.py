@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from saccade.testing import history, oracle
+from saccade.testing import check_laws, history, oracle
 from saccade.testing.blocked_kernel import Block, BlockedKernel
+from saccade.testing.plain_kernel import attend
 from saccade.testing.seeded_mutants import BLOCK_LOCATIONS, CONDITIONS, EDGES, TENSOR_PARTS, mutants
-from saccade.testing.wrong_kernels import attend
 
 FEW = mutants(12, seed=7)
 Q, K, V = (
@@ -31,7 +31,7 @@ def test_more_mutants_than_a_thousand_are_refused():
 @pytest.mark.ci
 @pytest.mark.parametrize("mutant", FEW, ids=str)
 def test_a_drawn_mutant_is_found(mutant):
-    found = history.find_mutant(mutant)
+    found = check_laws.find_mutant(mutant)
     assert found is not None
     assert not found.message.startswith("raised")
 

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from saccade import testing
-from saccade.testing.wrong_kernels import attend
+from saccade.testing.plain_kernel import attend
 
 CASE = next(case for case in testing.CASES if case.name == "causal")
 

@@ -3,13 +3,13 @@
 import torch
 
 from saccade.theory.bottleneck import factors, mixture_of_two, output_layer
+from saccade.theory.cause_of_sinks import sigmoid, softmax, with_sink_logit
 from saccade.theory.clustering import flow
 from saccade.theory.linear import by_recurrence, softmax_weights, with_softmax, without_softmax
 from saccade.theory.lipschitz import by_distances, self_attention
 from saccade.theory.polynomials import by_features
 from saccade.theory.positions import rotary_products, share_of_the_first, stack
 from saccade.theory.sharpness import logarithmic
-from saccade.theory.sinks import sigmoid, softmax, with_sink_logit
 
 
 def with_positions(tokens, maps, mask):

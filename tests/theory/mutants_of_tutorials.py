@@ -13,11 +13,11 @@ from tests.theory.mutant_functions import (
 from saccade import masks
 from saccade.theory.capacity import recalled_by_one_number
 from saccade.theory.complexity import operations_of_a_mask
-from saccade.theory.cost_of_steps import stored
 from saccade.theory.features import kernel_by_features
 from saccade.theory.information import without_token
 from saccade.theory.layer_definitions import heads_by_definition, layer_of
 from saccade.theory.masking import filled
+from saccade.theory.memory_traffic import stored
 from saccade.theory.paths import attending
 from saccade.theory.rank import weights_of
 from saccade.theory.similarity import weights_as_printed

@@ -9,7 +9,7 @@ from tests.theory.mutants import MUTANTS
 from saccade import theory
 from saccade.support.language import in_language, translated
 from saccade.theory.claim import VERDICTS
-from saccade.theory.documents import DOCUMENTS, row_in_chinese
+from saccade.theory.tutorials import TUTORIALS, row_in_chinese
 
 EVERY = pytest.mark.parametrize("claim", theory.CLAIMS, ids=lambda claim: claim.name)
 TRAINED = {claim.name for claim in theory.CLAIMS if claim.topic == "trained-layers"}
@@ -39,7 +39,7 @@ def test_its_verdict_stands(claim):
     measurements = claim.check(7)
     assert measurements
     assert [str(one) for one in measurements if not one.agrees] == []
-    told = [said for document in DOCUMENTS for said in document.says if said.claim == claim.name]
+    told = [said for tutorial in TUTORIALS for said in tutorial.says if said.claim == claim.name]
     assert {said.row for said in told} <= {one.what for one in measurements}
     with in_language("zh"):
         assert {row_in_chinese(said) for said in told} <= {translated(one.what) for one in measurements}

@@ -1,12 +1,12 @@
-"""What claims about training are judged by: layers that learn, in a part of the steps that their slow verdicts take."""
+"""Tests of the trained layers behind claims about training, in a part of the steps of the slow checks."""
 
 import pytest
 import torch
 
 from saccade import theory
 from saccade.theory import trained_layers
-from saccade.theory.documents import DOCUMENTS
 from saccade.theory.trained_layers import attentive, convolution, learned, neighbours, recall, triples
+from saccade.theory.tutorials import TUTORIALS
 
 CLAIMS = [claim for claim in theory.CLAIMS if claim.topic == "trained-layers"]
 
@@ -20,7 +20,7 @@ def test_a_check_measures_all_that_is_said(claim, monkeypatch):
     monkeypatch.setattr(trained_layers, "learned", hardly)
     measured = [one.what for one in claim.check(7)]
     assert len(set(measured)) == len(measured) > 2
-    assert {said.row for document in DOCUMENTS for said in document.says if said.claim == claim.name} <= set(measured)
+    assert {said.row for tutorial in TUTORIALS for said in tutorial.says if said.claim == claim.name} <= set(measured)
 
 
 def test_two_neighbours_need_two_heads():

@@ -18,7 +18,7 @@ class ShortKeys(caches.EvictingCache):
 
     voting_queries = 0
 
-    def score(self, held: caches.Held) -> Tensor:
+    def score(self, held: caches.StoredTokens) -> Tensor:
         return -held.key.norm(dim=-1)
 
 

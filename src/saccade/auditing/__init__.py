@@ -1,7 +1,7 @@
 """Check whole models, on any kernel, against a declared rule that says which tokens may influence which outputs."""
 
 from saccade.auditing.audit import audit
-from saccade.auditing.equivalence import Pair, sameness
+from saccade.auditing.equivalence import Pair, check_equivalence
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.reachability import Reach
@@ -20,5 +20,5 @@ __all__ = [
     "Unanswered",
     "audit",
     "audit_setup",
-    "sameness",
+    "check_equivalence",
 ]

@@ -7,7 +7,7 @@ from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, MakesMatrix, Traffic
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
-from saccade.caches.eviction import EvictingCache, HeavyHitterCache, Held, SnapKVCache
+from saccade.caches.eviction import EvictingCache, HeavyHitterCache, SnapKVCache, StoredTokens
 from saccade.caches.files.file_contents import Leaf
 from saccade.caches.files.prefix_store import PrefixStore, fingerprint
 from saccade.caches.files.serialize import load_cache, save_cache
@@ -39,7 +39,7 @@ __all__ = [
     "SegmentCache",
     "BlockSelectCache",
     "EvictingCache",
-    "Held",
+    "StoredTokens",
     "HeavyHitterCache",
     "SnapKVCache",
     "Int8Cache",

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.caches.attend_by_head import attend_by_head
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, Traffic, check_readable
 from saccade.caches.files.file_contents import Contents, Leaf
-from saccade.caches.per_head import attend_by_head
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import Positions
 from saccade.statistics import Block, Received, Statistic
@@ -28,7 +28,7 @@ _MAX_ROWS = 32  # number of last queries whose weights are stored separately, so
 _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
 
 
-class Held(NamedTuple):
+class StoredTokens(NamedTuple):
     """The tokens stored by each key head of an evicting cache: padding first, then tokens from oldest to newest.
 
     Args:
@@ -49,10 +49,10 @@ class Held(NamedTuple):
         """Size in bytes of all four tensors of the stored tokens."""
         return sum(x.nbytes for x in self)
 
-    def at(self, index: Tensor) -> Held:
+    def at(self, index: Tensor) -> StoredTokens:
         """Return the tokens of an evicting cache at the given columns, int64 ``[batch, kv_heads, columns]``."""
         wide = [x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[3])) for x in (self.key, self.value)]
-        return Held(wide[0], wide[1], self.table.gather(2, index), self.received.gather(2, index))
+        return StoredTokens(wide[0], wide[1], self.table.gather(2, index), self.received.gather(2, index))
 
 
 class EvictingCache(LayerCache):
@@ -62,7 +62,7 @@ class EvictingCache(LayerCache):
     to all tokens stored before it as well as its own, so the prompt is processed exactly. Padding never displaces a
     token.
 
-    Each call is equivalent to a dense run in which the tokens that a key head has already evicted are masked. The
+    Each call is equivalent to dense attention in which the tokens that a key head has already evicted are masked. The
     result equals that of a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read
     again.
 
@@ -122,7 +122,7 @@ class EvictingCache(LayerCache):
         if self.recent > self.budget:
             raise value_error("recent", f"be at most the budget {budget}", recent)
 
-    def score(self, held: Held) -> Tensor:
+    def score(self, held: StoredTokens) -> Tensor:
         """Return a score for each token, ``[batch, kv_heads, columns]``. Tokens with the lowest scores are evicted.
 
         Args:
@@ -158,7 +158,7 @@ class EvictingCache(LayerCache):
             summed = recent["earlier"] + recent["rows"].sum(2)
         elif received:
             summed += _sum_by_kv_head(received[0], keys.shape[1])
-        held = Held(keys.detach(), values.detach(), table, summed)
+        held = StoredTokens(keys.detach(), values.detach(), table, summed)
         is_padding = table < 0
         if any_true(is_padding[..., 1:] & ~is_padding[..., :-1]):
             held, recent, self._in_order_from = held.at(_padding_first(table)), {}, self.length + q_len
@@ -191,7 +191,7 @@ class EvictingCache(LayerCache):
             call, keys.shape[1], lambda rows: (k[rows], v[rows]), lambda rows: positions[rows], finish
         )
 
-    def _retained(self, held: Held) -> Held:
+    def _retained(self, held: StoredTokens) -> StoredTokens:
         """Return the tokens to keep: the last ``recent`` tokens, and those with the highest scores."""
         scores, (batch, kv_heads, columns) = self.score(held), held.table.shape
         _SCORES.check(scores, batch=batch, kv_heads=kv_heads, columns=columns)
@@ -267,7 +267,7 @@ class HeavyHitterCache(EvictingCache):
     the keys. A sum favours early tokens, because more queries attend to them. Tokens that a later question needs may
     be evicted.
 
-    The equivalent run, errors and cost are those of an `EvictingCache` with ``voting_queries=None``.
+    The equivalent run, errors and cost are the same as for an `EvictingCache` with ``voting_queries=None``.
 
     Args:
         budget, recent: see `EvictingCache`.
@@ -282,7 +282,7 @@ class HeavyHitterCache(EvictingCache):
     Reference: Zhang et al. 2023, arXiv:2306.14048, section 4 (H2O).
     """
 
-    def score(self, held: Held) -> Tensor:
+    def score(self, held: StoredTokens) -> Tensor:
         return held.received
 
 
@@ -295,7 +295,7 @@ class SnapKVCache(EvictingCache):
     tokens, so that some context of important tokens is kept. Padding neither affects the sum nor displaces a token. An
     item that consists only of padding in the first call keeps all tokens.
 
-    The first call equals the dense run. Later calls equal the dense run in which the tokens that a key head evicted
+    The first call equals dense attention. Later calls equal dense attention in which the tokens that a key head evicted
     are masked. The question must be at the end of the prompt, since tokens that only a later question needs may be
     evicted.
 
@@ -306,7 +306,7 @@ class SnapKVCache(EvictingCache):
         pool: number of neighbouring tokens to average over; must be odd.
 
     Raises:
-        ValueError: sizes that do not fit together, or arguments that an `EvictingCache` rejects.
+        ValueError: sizes do not fit together, or an `EvictingCache` rejects an argument.
         UnsupportedError: a crop into the first call after an eviction, or a matrix whose rows are not distributions.
 
     Cost: memory for ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each key (16 in
@@ -336,7 +336,7 @@ class SnapKVCache(EvictingCache):
         super().__init__(budget, recent=window)
         self.voting_queries = window
 
-    def score(self, held: Held) -> Tensor:
+    def score(self, held: StoredTokens) -> Tensor:
         return F.avg_pool1d(held.received, self.pool, 1, self.pool // 2)
 
 

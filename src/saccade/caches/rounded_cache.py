@@ -7,9 +7,9 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
+from saccade.caches.attend_by_head import attend_by_head
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, Traffic, check_readable
-from saccade.caches.per_head import attend_by_head
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite, not_finite
@@ -30,7 +30,7 @@ class Store(Protocol):
         ...
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return the stored columns of a slice of key heads as floats, then new columns, ``[rows, columns, width]``."""
+        """Return stored columns of a slice of key heads as floats, then the new columns, ``[rows, columns, width]``."""
         ...
 
 

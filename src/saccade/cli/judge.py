@@ -18,7 +18,7 @@ from saccade.cli.progress import progress
 from saccade.support.language import translated
 from saccade.testing.judging import Declaration, Judgement, Source, check_interpreter
 from saccade.testing.judging import judge as run
-from saccade.testing.judging.counter_example import MARK
+from saccade.testing.judging.counter_example_search import MARK
 from saccade.testing.judging.declaration import DTYPES, read_claims
 from saccade.testing.judging.html_page import html_page
 from saccade.testing.judging.junit import junit_xml
@@ -159,7 +159,7 @@ def _run_judge(
 
 
 def _declaration(claims: str | None, overrides: Sequence[str]) -> Declaration:
-    """Read the claims in a file, and let single claims from the command line override them."""
+    """Read the claims in a file, and let individual claims from the command line override them."""
     try:
         return read_claims(claims, overrides)
     except OSError as error:

@@ -12,13 +12,11 @@ from rich.console import Console
 
 from saccade import viz
 from saccade.cli.exit_status import fail, loaded, refuse, refuse_combination
-from saccade.cli.figures import MOST_WINDOWS, draw_full_text, figures, without_special
 from saccade.cli.loading import OptionalModelName, default_encoder_name, shown_name
+from saccade.cli.look_figures import MOST_WINDOWS, draw_full_text, figures, without_special
+from saccade.cli.look_formats import PARTS_OF_A_TEXT, Format, format_statistics
 from saccade.cli.look_tables import (
-    PARTS_OF_A_TEXT,
-    Format,
     Statistic,
-    format_statistics,
     print_choice,
     print_notes,
     print_parts,

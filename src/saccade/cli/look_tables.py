@@ -1,11 +1,7 @@
 """Print the output of ``saccade look``. Words come from the user, so they are styled but never parsed as markup."""
 
-import csv
-import io
-import json
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import torch
@@ -16,19 +12,13 @@ from rich.text import Text
 from torch import Tensor
 
 from saccade.cli.text_windows import Window
-from saccade.matrix import Matrix
-from saccade.statistics import Head, Parts, Summary
-from saccade.statistics.head_ranking import position_information, unexplained_information
+from saccade.statistics import Head, Summary
+from saccade.statistics.information import position_information, unexplained_information
 from saccade.statistics.mass import PARTS
 from saccade.support.language import translated
 from saccade.text import Word, shorten, visible
 from saccade.text.labels import legible
 
-PARTS_OF_A_TEXT = Parts(sink=1, local=4, anchor=2, block_size=4)
-"""Parts that distinguish heads even in a single sentence, where all tokens are fewer than 16 positions apart."""
-SCHEMA = "saccade.look/1"
-"""Name and version of the output fields. Fields may be added within a version, but never changed or removed."""
-_Row = tuple[str, str, float | None, float | None]  # name, unit, value, and the value for uniform attention
 _MOST, _LEAST = 4, 0.05  # listed words that one word attends to: maximum number and minimum weight
 _WIDEST = 32  # maximum width of a word in columns
 _NAMED = 12  # maximum number of unknown words listed
@@ -60,13 +50,6 @@ class Statistic(Enum):
     def function(self) -> Callable[[Tensor], Tensor]:
         """The function that computes the statistic from weights, ``[..., q_len, kv_len]`` to float64 ``[...]``."""
         return {"position": position_information, "unexplained": unexplained_information}[self.value]
-
-
-class Format(Enum):
-    """The output format of the statistics of ``saccade look``."""
-
-    JSON = "json"
-    CSV = "csv"
 
 
 def print_choice(
@@ -215,73 +198,3 @@ def _names(words: Sequence[Word]) -> list[str]:
     shown = [_shown(word) for word in words]
     counts = Counter(shown)
     return [word if counts[word] == 1 else f"{word} #{number}" for number, word in enumerate(shown, start=1)]
-
-
-def format_statistics(matrices: Sequence[Matrix], model: str, form: Format, window: int, *, is_cross: bool) -> str:
-    """Format the statistics of all layers and heads as JSON or CSV; missing numbers are null or empty cells.
-
-    Args:
-        matrices: one matrix for each layer, for one batch item.
-        model: the model's name.
-        form: JSON (an object with a list of heads) or CSV (a line for each number).
-        window: the index of the window.
-        is_cross: whether the attention is between two texts.
-    """
-    summaries = [matrix.summary(PARTS_OF_A_TEXT) for matrix in matrices]
-    return (_as_json if form is Format.JSON else _as_csv)(summaries, matrices, visible(model), window, is_cross)
-
-
-def _as_json(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, window: int, is_cross: bool) -> str:
-    heads = [
-        {
-            "layer": layer,
-            "head": head,
-            "values": {name: value for name, _, value, _ in rows},
-            "uniform": {name: even for name, _, _, even in rows},
-        }
-        for layer, head, rows in _heads(summaries)
-    ]
-    return json.dumps(
-        {
-            "schema": SCHEMA,
-            "model": model,
-            "attention": "cross" if is_cross else "self",
-            "window": window,
-            "queries": matrices[0].shape[2],
-            "keys": matrices[0].shape[3],
-            "measures": [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in summaries[0].measures],
-            "heads": heads,
-        },
-        ensure_ascii=False,
-        indent=1,
-        allow_nan=False,
-    )
-
-
-def _as_csv(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, window: int, is_cross: bool) -> str:
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(["schema", "model", "attention", "layer", "head", "measure", "unit", "value", "uniform", "window"])
-    # A spreadsheet would evaluate a cell that begins like a formula.
-    safe = f"'{model}" if model[:1] in ("=", "+", "-", "@") else model
-    for layer, head, rows in _heads(summaries):
-        for name, unit, value, even in rows:
-            numbers = ["" if number is None else number for number in (value, even)]
-            kind = "cross" if is_cross else "self"
-            table.writerow([SCHEMA, safe, kind, layer, head, name, unit, *numbers, window])
-    return out.getvalue().rstrip("\n")
-
-
-def _heads(summaries: Sequence[Summary]) -> Iterator[tuple[int, int, list[_Row]]]:
-    for layer, summary in enumerate(summaries):
-        for head in range(summary.measures[0].values.shape[1]):
-            rows = [
-                (one.name, one.unit, _number(one.values[0, head].item()), _number(one.uniform[0, head].item()))
-                for one in summary.measures
-            ]
-            yield layer, head, rows
-
-
-def _number(value: float) -> float | None:
-    """Round a statistic to the seven digits of float32; return None if it is not finite."""
-    return float(f"{value:.7g}") if math.isfinite(value) else None

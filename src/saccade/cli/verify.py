@@ -20,9 +20,9 @@ from saccade.text import visible
 from saccade.theory import CLAIMS, Claim, Finding, Verification
 from saccade.theory import verify as run
 from saccade.theory.claims import CONDITION, sections, table
-from saccade.theory.documents import DOCUMENTS, Document, listed, tables
 from saccade.theory.pictures import PICTURES
 from saccade.theory.pictures_in_chinese import PICTURES_IN_CHINESE
+from saccade.theory.tutorials import TUTORIALS, Tutorial, listed, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,8 +115,8 @@ def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:
 
 def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool) -> str:
     if by_document:
-        documents = _documents(claims)
-        return tables(documents, chinese=current_language() == "zh") if as_markdown else listed(documents)
+        tutorials = _tutorials(claims)
+        return tables(tutorials, chinese=current_language() == "zh") if as_markdown else listed(tutorials)
     if as_markdown:
         return f"{table(claims)}\n{sections(claims)}"
     lines = []
@@ -134,16 +134,16 @@ def _heading(topic: str) -> str:
     return translated(topic).replace("-", " ").upper()
 
 
-def _documents(claims: Sequence[Claim]) -> list[Document]:
-    """Return the documents, reduced to the statements that these claims check.
+def _tutorials(claims: Sequence[Claim]) -> list[Tutorial]:
+    """Return the tutorials, reduced to the statements that these claims check.
 
-    If all claims are passed, keep the statements that no claim checks, too. Documents without statements are omitted.
+    If all claims are passed, keep the statements that no claim checks, too. Tutorials without statements are omitted.
     """
     names = {claim.name for claim in claims} | ({""} if len(claims) == len(CLAIMS) else set())
-    documents = (
-        one._replace(says=tuple(statement for statement in one.says if statement.claim in names)) for one in DOCUMENTS
+    tutorials = (
+        one._replace(says=tuple(statement for statement in one.says if statement.claim in names)) for one in TUTORIALS
     )
-    return [one for one in documents if one.says]
+    return [one for one in tutorials if one.says]
 
 
 def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> None:

@@ -20,7 +20,8 @@ from saccade.engine.kernels.kernel import Tensors
 from saccade.engine.kernels.reference import weighted
 from saccade.engine.kernels.tiled_cost import blocks_of
 from saccade.engine.nonfinite import contained
-from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, joined, take
+from saccade.engine.tiles.grouped_heads import groups_of
+from saccade.engine.tiles.index_ranges import add_at, at, joined, take
 from saccade.engine.tiles.tile_scores import allowed, visible_scores
 from saccade.plan import Tile
 
@@ -73,7 +74,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
 
 class _Slices:
-    """Slicing of tensors to one tile: the sources of the inputs, and the upstream gradients of output and lse.
+    """A slicer that cuts tensors to one tile: the sources, and the upstream gradients of the output and the lse.
 
     Args:
         inputs: the checked inputs.

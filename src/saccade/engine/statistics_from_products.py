@@ -94,6 +94,6 @@ def _query_and_key(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 def _transposed(rule: Mask) -> Mask | None:
-    from saccade.masks.convert.patterns import transposed  # noqa: PLC0415  imports masks that a product does not need
+    from saccade.masks.transposition import transposed  # noqa: PLC0415  imports masks that a product does not need
 
     return transposed(rule)

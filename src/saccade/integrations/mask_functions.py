@@ -1,8 +1,9 @@
-"""Convert transformers' mask functions to masks; known functions keep their structure, others are evaluated."""
+"""Convert transformers' mask functions to masks or to dense tensors; known functions keep their structure."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,34 @@ def placed_rule(
     rule = as_rule(mask_function, one_by_one=one_by_one)
     placed = Placed(rule, q, kv, texts=_texts_of(rule))
     return placed if attention_mask is None else with_padding(placed, attention_mask.bool())
+
+
+def dense_mask(
+    function: MaskFunction,
+    is_token: Tensor | None,
+    lengths: tuple[int, int],
+    offsets: tuple[int | Tensor, int],
+    batch: int,
+    device: torch.device | str,
+    one_by_one: bool = False,
+) -> Tensor:
+    """Return the pairs that a mask function of transformers allows, bool ``[batch, 1, q_len, kv_len]``."""
+    from transformers.masking_utils import sdpa_mask  # noqa: PLC0415  imported when used
+
+    make: Any = sdpa_mask  # its annotations are narrower than its documentation
+    allowed: Tensor = make(
+        batch_size=batch,
+        q_length=lengths[0],
+        kv_length=lengths[1],
+        q_offset=offsets[0],
+        kv_offset=offsets[1],
+        mask_function=function,
+        attention_mask=is_token,
+        allow_is_causal_skip=False,
+        use_vmap=one_by_one,
+        device=device,
+    )
+    return allowed
 
 
 def with_padding(placed: Placed, is_token: Tensor) -> Placed:

@@ -32,7 +32,7 @@ def function_matrix(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Attenti
     Raises:
         UnsupportedError: the call passes already projected keys, or ``is_causal`` without a mask.
     """
-    reason = unsupported_function(args, kwargs)
+    reason = reason_against_function(args, kwargs)
     if reason:
         raise unsupported("F.multi_head_attention_forward", [reason])
     call = _arguments(args, kwargs)
@@ -42,14 +42,14 @@ def function_matrix(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Attenti
 
 def function_output(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Tensor) -> CallOutput | None:
     """Wrap the output of ``F.multi_head_attention_forward`` as a `CallOutput`; return None if this is unsupported."""
-    if unsupported_function(args, kwargs):
+    if reason_against_function(args, kwargs):
         return None
     call = _arguments(args, kwargs)
     dropout_p = float(call.dropout_p) if call.training else 0.0
     return layer_output(call, (call.query, call.key, call.value), out, call.query.dim() == 2, dropout_p)
 
 
-def unsupported_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def reason_against_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Return the reason why a call cannot be converted, or "" if it can."""
     call = _arguments(args, kwargs)
     if call.is_causal and call.attn_mask is None:

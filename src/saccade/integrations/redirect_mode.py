@@ -22,7 +22,7 @@ from saccade.fusion.mode import FuseAttention, is_eager
 from saccade.fusion.recovered_call import AttentionCall
 from saccade.integrations.forward_proxy import Running
 from saccade.integrations.matrix_hooks import report_product
-from saccade.integrations.mha_function import run_mha_function, unsupported_function
+from saccade.integrations.mha_function import reason_against_function, run_mha_function
 from saccade.integrations.other_packages import VisibleFunction
 from saccade.integrations.packed_heads import is_packed, run_packed
 from saccade.integrations.redirected_call import Call, Redirected
@@ -210,7 +210,7 @@ class RedirectMode(FuseAttention):
 # For each of torch's attention functions: a function that runs a call, and one that returns why a call cannot run.
 _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Callable[..., str]]] = {
     F.scaled_dot_product_attention: (run_sdpa, unsupported_sdpa),
-    F.multi_head_attention_forward: (run_mha_function, unsupported_function),
+    F.multi_head_attention_forward: (run_mha_function, reason_against_function),
 }
 
 

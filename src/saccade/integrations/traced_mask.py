@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.integrations.lazy_mask import Placed, dense_at
-from saccade.integrations.mask_functions import placed_rule
+from saccade.integrations.mask_functions import dense_mask, placed_rule
 from saccade.integrations.packed_patterns import with_pattern
 from saccade.integrations.tensor_masks import both
 from saccade.integrations.traced_functions import MaskFunction, MaskFunctionData
@@ -191,31 +191,3 @@ class TracedMask:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.dense(), name)
-
-
-def dense_mask(
-    function: MaskFunction,
-    is_token: Tensor | None,
-    lengths: tuple[int, int],
-    offsets: tuple[int | Tensor, int],
-    batch: int,
-    device: torch.device | str,
-    one_by_one: bool = False,
-) -> Tensor:
-    """Return the pairs that a mask function of transformers allows, bool ``[batch, 1, q_len, kv_len]``."""
-    from transformers.masking_utils import sdpa_mask  # noqa: PLC0415  imported when used
-
-    make: Any = sdpa_mask  # its annotations are narrower than its documentation
-    allowed: Tensor = make(
-        batch_size=batch,
-        q_length=lengths[0],
-        kv_length=lengths[1],
-        q_offset=offsets[0],
-        kv_offset=offsets[1],
-        mask_function=function,
-        attention_mask=is_token,
-        allow_is_causal_skip=False,
-        use_vmap=one_by_one,
-        device=device,
-    )
-    return allowed

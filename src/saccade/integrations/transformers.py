@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.lazy_mask import LazyMask, mask_dtype
-from saccade.integrations.mask_functions import placed_rule
+from saccade.integrations.mask_functions import dense_mask, placed_rule
 from saccade.integrations.matrix_hooks import edited_matrix, report_product
 from saccade.integrations.tensor_masks import joined
 from saccade.integrations.traced_functions import MaskFunction, install_polyfills
-from saccade.integrations.traced_mask import TracedMask, call_mask, dense_mask
+from saccade.integrations.traced_mask import TracedMask, call_mask
 from saccade.integrations.transformers_call import AttentionCall
-from saccade.integrations.transformers_layers import from_transformers
+from saccade.integrations.transformers_conversion import from_transformers
 from saccade.masks import Full, Mask
 from saccade.support.errors import kind, missing_extra, type_error, unsupported, value_error
 from saccade.support.validation import check_type

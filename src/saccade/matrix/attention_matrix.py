@@ -16,7 +16,7 @@ from saccade.engine.dispatch import attend, attend_with_lse, choose_kernel
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.nonfinite import is_clean, sanitize
-from saccade.engine.tiles.grouped_heads import joined
+from saccade.engine.tiles.index_ranges import joined
 from saccade.engine.tiles.tile_scores import positions, scores_of, softmax_rows
 from saccade.engine.tiles.tile_splitting import part_of
 from saccade.engine.to_device import target_of
@@ -30,7 +30,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
-from saccade.statistics.fused_sweep import compute_by_sweep
+from saccade.statistics.one_pass import compute_by_sweep
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, Statistic
 from saccade.support.argument_hints import argument_hints

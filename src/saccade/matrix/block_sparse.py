@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.engine.block_sparse.by_key import ByBlock
 from saccade.engine.block_sparse.gather import Gathered
-from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
+from saccade.engine.block_sparse.selected_blocks_mask import SelectedBlocks
 from saccade.engine.block_sparse.selection import select_blocks, stable_topk
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
@@ -26,7 +26,7 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
 
     Args:
         matrix: any softmax matrix. Its masked pairs stay masked.
-        index: see `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
+        index: see `saccade.engine.block_sparse.selected_blocks_mask.SelectedBlocks`.
         size: number of keys in a block.
     """
     inputs = matrix.inputs.current()

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from saccade.engine.tiles.grouped_heads import at, take
+from saccade.engine.tiles.index_ranges import at, take
 from saccade.matrix.matrix import Matrix
 from saccade.statistics.row_block import Block, as_slice, row_blocks
 from saccade.support.errors import describe, value_error

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade.engine.tiles.grouped_heads import at, groups_of, product, take
+from saccade.engine.tiles.grouped_heads import groups_of, product
+from saccade.engine.tiles.index_ranges import at, take
 from saccade.matrix.algebra import check_alike, check_weights
 from saccade.matrix.matrix import DerivedMatrix, Matrix
 from saccade.plan import Ranges
@@ -100,7 +101,7 @@ class ElementwiseProduct(DerivedMatrix):
     """The elementwise product of two matrices of the same shape, such as attention times gradient; also ``A * G``.
 
     Args:
-        first, second: the matrices. The second is not computed for pairs that the mask of the first hides.
+        first, second: the matrices. The second is not computed for pairs that are masked in the first.
         keep_positive: whether negative entries of the product become 0, as in Chefer's relevance maps.
 
     Raises:

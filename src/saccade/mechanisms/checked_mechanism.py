@@ -1,4 +1,4 @@
-"""Approximate: the base class of mechanisms whose queries, keys, mask and positions are checked before each call."""
+"""The base class of mechanisms whose queries, keys, mask and positions are checked before each call."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
         return rows, kv.on(self.query.device).clamp(min=-1)
 
 
-class Approximate(Mechanism):
+class CheckedMechanism(Mechanism):
     """The base class of mechanisms that compute their matrix from checked inputs."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.masks import Causal, Documents, Full, Mask, Window
 from saccade.matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs, parts_of
 from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
@@ -24,17 +24,17 @@ from saccade.support.validation import check_int, check_number
 _LEAST = -1e4  # the logarithm of a gate of 0: its exponential is 0 in every dtype, and sums of it stay finite
 
 
-class Forgetting(Approximate):
+class Forgetting(CheckedMechanism):
     r"""Softmax attention with forget gates: each score adds the log gates of the tokens after the key, up to the query.
 
     .. math:: A = \mathrm{softmax}_j \Big( s\, q_i \cdot k_j + \sum_{l=j+1}^{i} \log f_l \Big), \qquad
               f_l = \sigma(z_l)
 
     The gates before the sigmoid, z, are the last channels of the keys, so every cache stores, crops, copies and saves
-    them together with the keys, and decoding equals the full run. Logarithms are summed in float64: the sums grow with
-    the length, and only their differences are rounded. Packed documents need no special treatment, since a difference
-    contains the gates of only one document. `with_gates` creates such keys; `saccade.nn.ForgettingAttention` is the
-    layer.
+    them together with the keys, and decoding gives the same result as one call on the full sequence. Logarithms are
+    summed in float64: the sums grow with the length, and only their differences are rounded. Packed documents need no
+    special treatment, since a difference contains the gates of only one document. `with_gates` creates such keys;
+    `saccade.nn.ForgettingAttention` is the layer.
 
     Args:
         head_dim: width of the queries, and of the keys without gates.
@@ -42,12 +42,13 @@ class Forgetting(Approximate):
         impl: see `saccade.AttentionMatrix`.
 
     Raises:
-        ValueError: in a call, a query or key of another width.
-        UnsupportedError: a mask other than Causal, Window, Documents with one of these inside, and masks that only hide
-            keys (Padding); keys out of order; a second bias.
+        ValueError: in a call, the query or the key has the wrong width.
+        UnsupportedError: any mask except Causal, Window, Documents with one of these inside, and masks that depend only
+            on keys (Padding); keys out of order; a bias, because the gates already are one.
 
-    Cost: that of `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless the
-    log decays between the first and the last key add up to more than 128, where float32 sums would be too imprecise.
+    Cost: the same as for `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs
+    unless the log decays between the first and the last key add up to more than 128, where float32 sums would be too
+    imprecise.
 
     Example:
         >>> from saccade.masks import Causal

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.masks import Mask
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs, scale_of
 from saccade.mechanisms.low_rank import LowRankMatrix, MaskedTokens, NarrowSoftmax, why_not_keys_only
 from saccade.mechanisms.readable_tensors import marks_or_none
 from saccade.positions.token_positions import Positions
@@ -20,7 +20,7 @@ from saccade.support.validation import check_choice, check_int, check_number
 Share = Literal["none", "heads", "key_value"]
 
 
-class Linformer(Approximate):
+class Linformer(CheckedMechanism):
     r"""Attention to a few slots, which are sums of all keys weighted by a trained projection along the length.
 
     .. math:: A = \mathrm{softmax}(Q (E K)^\top)\, F, \qquad E, F \in \mathbb{R}^{\text{rank} \times \text{kv\_len}}
@@ -37,8 +37,8 @@ class Linformer(Approximate):
         kv_len: largest number of key positions.
         rank: number of slots.
         share: "heads" for one E and one F for all heads, "key_value" for one matrix that is both E and F, or "none" for
-            separate matrices for each key and value head. To share among layers, pass the same Linformer to all of
-            them.
+            separate matrices for each key and value head. To share E and F among layers, pass the same Linformer to all
+            of them.
         num_kv_heads: number of key and value heads; only for ``share="none"``.
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Mask
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs, scale_of
 from saccade.mechanisms.low_rank import LowRankMatrix, MaskedTokens, NarrowSoftmax, hidden_at, why_not_keys_only
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_int, check_number
 
 
-class Nystrom(Approximate):
+class Nystrom(CheckedMechanism):
     r"""Softmax attention in linear time, approximated through a few landmarks (means of neighbouring tokens).
 
     .. math:: A \approx \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,
@@ -32,7 +32,7 @@ class Nystrom(Approximate):
     `saccade.compare`.
 
     The means exclude masked keys and tokens at position -1. If there are as many queries as keys, they also exclude
-    queries at positions where the mask hides the key. The contents of padding then have no effect.
+    queries at positions where the mask excludes the key. The contents of padding then have no effect.
 
     Raises:
         TypeError, ValueError: a count below 1, or a scale that is not a finite number.

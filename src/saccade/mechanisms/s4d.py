@@ -9,7 +9,7 @@ from torch import nn
 
 from saccade.caches import RecurrentCache
 from saccade.masks import Mask
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.sequence_order import check_in_order
 from saccade.mechanisms.state_spaces import Modes, StateSpaceMatrix
@@ -19,7 +19,7 @@ from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number
 
 
-class S4D(Approximate):
+class S4D(CheckedMechanism):
     r"""A diagonal state space with the same parameters for every token, which is both a convolution and a recurrence.
 
     .. math:: x_t = e^{\Delta a} x_{t-1} + u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n \bar{c}_n x_{tn} + d\,u_t, \qquad
@@ -41,9 +41,9 @@ class S4D(Approximate):
         skip: d, ``[channels]``.
 
     Raises:
-        ValueError: sizes or steps out of range.
-        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
-            hide keys (Padding).
+        ValueError: a size or a step is out of range.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
     Cost: O(n log n) for each channel, and O(state_dim) for a decoding step. FFTs mix up to 4,096 tokens at a time, so
     later values can change earlier outputs by rounding errors.
@@ -77,7 +77,7 @@ class S4D(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new step sizes and weights, and reset the modes to those of S4D-Lin."""
+        """Draw new step sizes and weights, and reset the modes to the values of S4D-Lin."""
         with torch.no_grad():
             self.log_step.uniform_(math.log(self.least_step), math.log(self.most_step))
             self.log_rate.fill_(math.log(0.5))

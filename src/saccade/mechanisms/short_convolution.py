@@ -12,7 +12,7 @@ from saccade.caches import SinkWindowCache
 from saccade.masks import Causal, Full, Mask
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.support.errors import value_error
 from saccade.support.language import Message
@@ -20,7 +20,7 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int
 
 
-class ShortConvolution(Approximate):
+class ShortConvolution(CheckedMechanism):
     r"""A causal convolution over the last ``width`` positions, with separate weights for each channel.
 
     .. math:: y_{tc} = \sum_{d=0}^{\mathrm{width} - 1} w_{cd}\, x_{t-d,\,c}, \qquad A_{ij} = w_{c,\,i-j}
@@ -39,7 +39,7 @@ class ShortConvolution(Approximate):
             uniform between ``-width ** -0.5`` and ``width ** -0.5``, as in torch's convolutions.
 
     Raises:
-        ValueError: sizes below 1, or inputs with a different number of heads.
+        ValueError: a size is below 1, or the inputs have a different number of heads.
         UnsupportedError: a mask that differs between heads.
 
     Cost: O(n * width) for each channel. For decoding, a `saccade.caches.SinkWindowCache` stores the last ``width``
@@ -134,7 +134,10 @@ class ConvolutionMatrix(LinearTimeMatrix):
         return lines[:, :, start:].unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _shifted(self, value: Tensor, distance: int) -> Tensor | None:
-        """Return the value ``distance`` tokens before each query, or 0; None if tokens are not in order."""
+        """Return the value ``distance`` tokens before each query, or 0 if there is none.
+
+        If the tokens are not in order, return None.
+        """
         if self._offset is None:
             return None
         start, (_, _, q_len, kv_len) = self._offset - distance, self.shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from saccade.mechanisms.selecting import Selecting, has_no_values
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
 from saccade.scorers.key_scorers import DotProducts
-from saccade.scorers.scorer import Scorer, ScoreRows
+from saccade.scorers.scorer import FunctionScorer, Scorer
 from saccade.support.errors import kind, type_error
 from saccade.support.validation import check_int, check_type, is_integer
 
@@ -96,14 +95,18 @@ class TopK(Selecting):
         self.scorer = scorer
 
     @property
+    def _scorer(self) -> Scorer:
+        """The scorer, or a scorer that calls the user's function."""
+        return self.scorer if isinstance(self.scorer, Scorer) else FunctionScorer(self.scorer)
+
+    @property
     def index_key(self) -> Tensor | None:
         """The scorer's index keys, which some scorers need in addition to the keys; None if there are none."""
-        return self.scorer.index_key if isinstance(self.scorer, Scorer) else None
+        return self._scorer.index_key
 
     def with_index_key(self, index_key: Tensor) -> TopK:
         """Return this mechanism with the index keys of all tokens so far. Caches call this method."""
-        assert isinstance(self.scorer, Scorer)  # only a Scorer has index keys
-        indexed = TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
+        indexed = TopK(self._scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
         return self._with_hooks(indexed)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
@@ -114,35 +117,14 @@ class TopK(Selecting):
         return self._with_hooks(biased)
 
     def _index(self, inputs: AttentionInputs, query: Tensor, key: Tensor) -> Tensor | None:
-        if isinstance(self.scorer, Scorer):
-            score: ScoreRows = self.scorer.on(query, key, self.block_size)
-        else:
-            score = _Function(self.scorer, query, key, self.block_size).scores
+        score = self._scorer.on(query, key, self.block_size)
         if not has_no_values(query):
             return select_blocks(inputs, score, self.k, self.block_size)
         q_len, kv_len = inputs.shape[2:]
         for first in range(0, q_len, _ROWS):
             last = min(first + _ROWS, q_len)
-            score(range(first, last), kv_len - q_len + last if inputs.rule.is_causal else kv_len)
+            score(range(first, last), max(0, kv_len - q_len + last) if inputs.rule.is_causal else kv_len)
         return None
 
     def extra_repr(self) -> str:
         return f"{self.scorer}, k={self.k}, block_size={self.block_size}"
-
-
-class _Function(NamedTuple):
-    """An adapter that lets a user's function serve as a scorer."""
-
-    function: Callable[[Tensor, Tensor, range], Tensor]
-    query: Tensor
-    key: Tensor
-    size: int
-
-    def scores(self, rows: range, stop: int) -> Tensor:
-        """Return the scores for a range of rows, computed by the user's function."""
-        scores = self.function(self.query, self.key, rows)
-        check_type("scorer", scores, Tensor, "return a tensor of scores")
-        kv_len = self.key.shape[2]
-        width = stop if scores.shape[-1:] == (kv_len,) else -(-stop // self.size)
-        is_whole = scores.shape[-1:] in ((kv_len,), (-(-kv_len // self.size),))
-        return scores[..., :width] if is_whole else scores

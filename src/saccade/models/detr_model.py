@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from saccade.matrix import Matrix
 from saccade.models.config import SetDecoderConfig
 from saccade.models.hungarian_loss import Detections
-from saccade.models.model_inputs import check_map, sinusoids
+from saccade.models.image_positions import sinusoids
+from saccade.models.model_inputs import check_map
 from saccade.models.pretrained import Pretrained
 from saccade.models.vision_formats import Detr
 from saccade.nn import FeedForward, MultiHeadAttention
@@ -30,7 +31,7 @@ _VALID = ShapeSpec("valid [batch, H, W]")
 
 
 class _Features(NamedTuple):
-    """The inputs of the detector's encoder: a feature map as tokens, position vectors and a mask that hides padding."""
+    """The inputs of the detector's encoder: a feature map as tokens, position vectors and a padding mask."""
 
     tokens: Tensor
     encoding: Tensor
@@ -194,7 +195,7 @@ class SetDecoder(Pretrained):
         ]
 
     def _features(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Compute the inputs of the detector's encoder: tokens, position vectors and a mask that hides padding."""
+        """Compute the inputs of the detector's encoder: tokens, position vectors and a padding mask."""
         if self.backbone is None:
             features = images
         else:

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from saccade.matrix import Matrix
 from saccade.models.config import VisionTransformerConfig
+from saccade.models.image_positions import cell_indices, sinusoids
 from saccade.models.initial_weights import init_small_weights
-from saccade.models.model_inputs import cell_indices, check_map, sinusoids
+from saccade.models.model_inputs import check_map
 from saccade.models.pretrained import Pretrained
 from saccade.models.vision_formats import ClipVision, ViT
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention

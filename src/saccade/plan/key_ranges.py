@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-_FEW_SLOTS = 6  # rows of at most this length are sorted faster column by column
+_FEW_SLOTS, _MANY_ROWS = 6, 512  # so many rows of at most this length are sorted faster column by column
 _AT_ONCE = 1024  # groups whose ranges are read at a time: reading them one by one takes ten times as long
 
 
@@ -140,9 +140,9 @@ def _packed(starts: Ints, ends: Ints, domain: KeyDomain) -> tuple[Ints, Ints]:
 
 
 def _sort_rows(values: Ints) -> None:
-    """Sort each row in place. Short rows are sorted column by column, because NumPy's sort has overhead per row."""
-    slots = values.shape[1]
-    if slots > _FEW_SLOTS:
+    """Sort each row in place. Many short rows are sorted column by column, because NumPy's sort has overhead per row."""
+    rows, slots = values.shape
+    if slots > _FEW_SLOTS or rows < _MANY_ROWS:
         values.sort(axis=1, kind="stable")  # rows have one or two sorted parts, which this kind only merges
         return
     for last in range(slots - 1, 0, -1):

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
-from saccade.plan import row_grouping
-from saccade.plan.key_ranges import Ints
-from saccade.plan.row_grouping import Layout, Sizes
-from saccade.plan.tiles import ALL, Groups, Rule, Tile
+from saccade.plan import layout
+from saccade.plan.layout import Layout, Sizes
+from saccade.plan.row_groups import Groups, block_heights, row_groups, ways_to_cut
+from saccade.plan.tiles import ALL, Rule, Tile
 
-_ROW_BLOCKS = (768, 192, 48, 12, 1)
-_SAMPLE = 1024  # number of groups on which the cost of a larger layout is estimated
 _MOST_CACHED_TILES = 4096  # a plan with more tiles does not cache them but recomputes them in each iteration
 
 
@@ -128,11 +126,11 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
     batch, least = sizes.shape[0], 0.0
     for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
         # Separate items cost at least one tile each, plus the keys visible to all rows. Skip them if that is more.
-        if min((cost for cost, _, _ in candidates), default=math.inf) <= row_grouping.TILE_COST * len(items) + least:
+        if min((cost for cost, _, _ in candidates), default=math.inf) <= layout.TILE_COST * len(items) + least:
             break
-        for cuts, could_cut in _ways_to_cut(rule, step, items, sizes):
-            for block in _block_heights(step, sizes, cuts):
-                cost, all_rows, make_layout = _estimated(rule, sizes, _row_groups(items, cuts, block, step, sizes))
+        for cuts, could_cut in ways_to_cut(rule, step, items, sizes):
+            for block in block_heights(step, sizes, cuts):
+                cost, all_rows, make_layout = layout.estimate(rule, sizes, row_groups(items, cuts, block, step, sizes))
                 candidates.append((cost, len(candidates), make_layout))
                 least = max(least, all_rows)
                 # Shorter blocks run more slowly. They help only masks whose partial ranges are large even after the
@@ -140,74 +138,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
                 if block <= 192 and (cost < math.inf or could_cut):
                     break
     for _, _, make_layout in sorted(candidates, key=lambda entry: entry[:2]):
-        layout = make_layout()
-        if layout.is_feasible():
-            return layout
+        cheapest = make_layout()
+        if cheapest.is_feasible():
+            return cheapest
     raise AssertionError("groups of one row are always feasible")
-
-
-def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
-    """Yield row cuts to try (all that the mask prefers, then none), each with whether the mask prefers further cuts."""
-    first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
-    none = np.zeros(0, dtype=np.int64)
-    can_cut = step == 1 and stop - first > 1
-    wanted = [np.unique(rule.cuts(item, range(first, stop))) if can_cut else none for item in items]
-    wanted = [cuts[(cuts > first) & (cuts < stop)] for cuts in wanted]
-    can_cut = any(len(cuts) for cuts in wanted)
-    if can_cut:
-        yield wanted, False
-    yield [cuts[:0] for cuts in wanted], can_cut
-
-
-def _block_heights(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
-    """Return the row-block heights to try: the longest run of rows between cuts, then smaller standard heights."""
-    first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
-    if stop - first == 1:
-        return [1]
-    edges = [np.concatenate([[first], cuts_of_item, [stop]]) for cuts_of_item in cuts]
-    longest = max(int(np.diff(edges_of_item).max()) for edges_of_item in edges)
-    longest = -(-longest // step)
-    return [longest, *(block for block in _ROW_BLOCKS if block < longest)]
-
-
-def _row_groups(items: list[int], cuts: list[Ints], block: int, step: int, sizes: Sizes) -> Groups:
-    first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
-    if stop - first == 1:
-        row = np.full(len(items), first, dtype=np.int64)
-        return Groups(np.asarray(items, dtype=np.int64), row, row, step)
-    starts, ends = zip(*(_split_rows(first, stop, cuts_of_item, block, step) for cuts_of_item in cuts), strict=True)
-    batch = np.repeat(np.asarray(items, dtype=np.int64), [len(starts_of_item) for starts_of_item in starts])
-    return Groups(batch, np.concatenate(starts), np.concatenate(ends), step)
-
-
-def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:
-    """Split rows at cuts, or by residue modulo ``step``, and then into groups of at most ``block`` rows.
-
-    Return the first and the last row of each group.
-    """
-    if step == 1:
-        begins = np.concatenate([[first], cuts]).astype(np.int64)
-        ends = np.concatenate([cuts, [stop]]).astype(np.int64)
-    else:
-        begins = np.arange(first, min(first + step, stop), dtype=np.int64)
-        ends = np.full_like(begins, stop)
-    rows = -((begins - ends) // step)
-    groups = -(-rows // block)
-    within = np.arange(groups.sum()) - np.repeat(np.cumsum(groups) - groups, groups)
-    starts = np.repeat(begins, groups) + within * block * step
-    last = np.minimum(starts + (block - 1) * step, np.repeat(begins + (rows - 1) * step, groups))
-    return starts, last
-
-
-def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """Return the cost of a row grouping (inf if infeasible), and a function that builds its layout.
-
-    The second result is the cost of fully visible keys alone. Costs of large groupings are estimated on a sample.
-    """
-    count = len(groups.first)
-    some = groups.at(np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.int64))) if count > _SAMPLE else groups
-    layout = Layout.of(rule, sizes, some)
-    share = count / len(some.first)
-    cost = layout.cost() * share if layout.is_feasible() else math.inf
-    make_layout = (lambda: layout) if some is groups else partial(Layout.of, rule, sizes, groups)
-    return cost, layout.cost_of_fully_visible() * share, make_layout

@@ -8,34 +8,12 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain
+from saccade.plan.row_groups import Groups
 
 ALL = -1
 """Index that stands for all batch items or all heads."""
 
 Ranges = tuple[range, ...]
-
-
-class Groups(NamedTuple):
-    """Groups of rows, as arrays of shape ``[groups]``: their batch items and their first and last positions.
-
-    With a ``step`` above 1, a group contains every step-th position, starting with the first, and only keys with
-    ``(query - key) % step == 0``.
-    """
-
-    batch: Ints
-    """Index of the batch item, or `ALL` if bounds must be valid for all items."""
-    first: Ints
-    last: Ints
-    step: int = 1
-
-    @property
-    def rows(self) -> Ints:
-        """Number of rows in each group of a plan."""
-        return (self.last - self.first) // self.step + 1
-
-    def at(self, which: Ints) -> Groups:
-        """Return the groups of rows with the given indices."""
-        return Groups(self.batch[which], self.first[which], self.last[which], self.step)
 
 
 class Box(NamedTuple):

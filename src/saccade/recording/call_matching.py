@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.block_sparse.selected_blocks import at_positions
+from saccade.engine.block_sparse.selected_blocks_mask import at_positions
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.recording.derived_matrices import matrix_of_call

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.argument_hints import ArgumentHints
+from saccade.support.validation import check_type
 
 ScoreRows = Callable[[range, int], Tensor]
 """``(rows, stop) -> scores [batch | 1, 1 | kv_heads | heads, rows, columns]``; see `Scorer.on`."""
@@ -51,6 +52,28 @@ class Scorer(ArgumentHints, ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+class FunctionScorer(Scorer):
+    """A scorer that calls a user's function.
+
+    Args:
+        function: ``(query, key, rows) -> scores`` of the queries ``rows`` for all keys, or for all blocks.
+    """
+
+    def __init__(self, function: Callable[[Tensor, Tensor, range], Tensor]):
+        self.function = function
+
+    def on(self, query: Tensor, key: Tensor, block_size: int) -> ScoreRows:
+        kv_len = key.shape[2]
+
+        def scores_of(rows: range, stop: int) -> Tensor:
+            scores = check_type("scorer", self.function(query, key, rows), Tensor, "return a tensor of scores")
+            width = stop if scores.shape[-1:] == (kv_len,) else -(-stop // block_size)
+            is_whole = scores.shape[-1:] in ((kv_len,), (-(-kv_len // block_size),))
+            return scores[..., :width] if is_whole else scores
+
+        return scores_of
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:

@@ -9,15 +9,16 @@ if TYPE_CHECKING:
     from saccade.statistics.concentration import Coverage, Entropy, LargestWeight, SquaredNorm
     from saccade.statistics.distance import Distance, LagProfile, Lags
     from saccade.statistics.gradient_relevance import gradient_rollout, relevance
-    from saccade.statistics.head_ranking import Head, rank_heads, unexplained_information
+    from saccade.statistics.head_ranking import Head, rank_heads
     from saccade.statistics.head_similarity import head_distances
     from saccade.statistics.indexer_loss import IndexerLoss, RowScorer
     from saccade.statistics.induction import InductionMass
+    from saccade.statistics.information import PositionInformation, unexplained_information
     from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
     from saccade.statistics.mass import LagMass, LocalMass, Parts, SinkMass
     from saccade.statistics.per_row import PerRow, positions_of
     from saccade.statistics.pooled import Pooled
-    from saccade.statistics.received import PositionInformation, Received
+    from saccade.statistics.received import Received
     from saccade.statistics.row_block import Block
     from saccade.statistics.spectrum import Spectrum, StableRank, singular_values, stable_rank
     from saccade.statistics.statistic import MatrixInfo, Statistic
@@ -32,14 +33,15 @@ else:
         "distance": "Distance LagProfile Lags",
         "statistic": "Statistic MatrixInfo",
         "indexer_loss": "IndexerLoss RowScorer",
+        "information": "PositionInformation unexplained_information",
         "induction": "InductionMass",
         "logit_statistics": "LargestLogit LogitVariance",
         "mass": "LagMass LocalMass Parts SinkMass",
         "concentration": "Coverage Entropy LargestWeight SquaredNorm",
         "per_row": "PerRow positions_of",
         "pooled": "Pooled",
-        "head_ranking": "Head rank_heads unexplained_information",
-        "received": "PositionInformation Received",
+        "head_ranking": "Head rank_heads",
+        "received": "Received",
         "gradient_relevance": "gradient_rollout relevance",
         "spectrum": "Spectrum StableRank singular_values stable_rank",
         "summary": "Measure Summary",

@@ -22,7 +22,8 @@ class SinkMass(PerRow):
     """The sum of each query's weights on the first tokens, ``[batch, heads, q_len]``.
 
     Trained decoders put surplus attention on the first token. Under a causal mask, the first queries see few other keys
-    and put a large weight on it in any case, so compare the result with uniform attention, as `Matrix.summary` does.
+    and put a large weight on the first token in any case, so compare the result with uniform attention, as
+    `Matrix.summary` does.
 
     Args:
         sink_tokens: number of tokens that count as the sink, at positions 0 to ``sink_tokens - 1``.
@@ -138,7 +139,7 @@ class Parts(PerRow):
         TypeError, ValueError: ``sink``, ``local`` or ``anchor`` is not an int of at least 0, ``block_size`` is not an
             int of at least 1, or ``positions`` are invalid.
 
-    Cost: several passes over the weights, a block of rows at a time; O(q_len) memory. A fused pass is not supported.
+    Cost: several passes over the weights, a block of rows at a time; O(q_len) memory. A compiled pass is not supported.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -201,7 +202,7 @@ def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: in
 
 
 def _band(q: Positions, kv: Positions, least: int, most: int) -> Band | None:
-    """Return the band of lags from ``least`` to ``most``, for a fused pass; None unless positions are consecutive."""
+    """Return the band of lags from ``least`` to ``most``, for one pass; None if positions are not consecutive."""
     lead = lead_of(q, kv)
     return None if lead is None else Band(True, lead - most, lead - least + 1)
 

@@ -54,7 +54,7 @@ class PerRow(Statistic[RowState, Tensor]):
         return torch.zeros(info.shape[:3], dtype=info.dtype, device=info.device)
 
     def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
-        """Return the quantity of a fused pass that equals the statistic; None if there is no such quantity."""
+        """Return the quantity of a compiled pass that equals the statistic; None if there is no such quantity."""
         return None
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:

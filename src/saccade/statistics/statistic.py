@@ -51,17 +51,17 @@ class MatrixInfo(NamedTuple):
 
 
 class Far(NamedTuple):
-    """The mean distance as a quantity of a fused pass over the matrix. Query i is ``ahead`` positions after key i."""
+    """The mean distance as a quantity of a compiled pass. Query i is ``ahead`` positions after key i."""
 
     ahead: int
 
 
 Quantity = str | Far | Band
-"""A quantity of a fused pass: per row, one of `NUMBERS`, a distance or a band's sum; per key, "received"."""
+"""A quantity of a compiled pass: per row, one of `NUMBERS`, a distance or a band's sum; per key, "received"."""
 
 
 class SweepFormula(NamedTuple):
-    """A formula for a statistic in terms of the quantities that a fused pass over the matrix returns.
+    """A formula for a statistic in terms of the quantities that a compiled pass over the matrix returns.
 
     Attributes:
         quantities: the quantities that the formula needs.
@@ -126,7 +126,7 @@ class Statistic(ABC, Generic[State, Result]):
         """Combine two of the statistic's states, from different rows of a matrix, without modifying them."""
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
-        """Return the formula of the statistic for a fused pass over the matrix; None if the statistic needs blocks."""
+        """Return the formula of the statistic for a compiled pass; None if the statistic needs blocks."""
         return None
 
     @abstractmethod

@@ -14,10 +14,11 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.positions.token_positions import Positions
 from saccade.statistics.concentration import Entropy, LargestWeight, SquaredNorm
 from saccade.statistics.distance import Distance
+from saccade.statistics.information import PositionInformation
 from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
 from saccade.statistics.mass import PARTS, Parts
 from saccade.statistics.per_row import CheckedPair, PerRow, positions_of
-from saccade.statistics.received import PositionInformation, Received
+from saccade.statistics.received import Received
 from saccade.statistics.row_block import Block
 from saccade.statistics.statistic import MatrixInfo, MatrixLike, Quantity, Statistic
 from saccade.statistics.uniform_baseline import (
@@ -48,10 +49,10 @@ class Measure(NamedTuple):
 
     Attributes:
         name: name in tables and files.
-        unit: unit of the number.
+        unit: unit of the values.
         meaning: a short description.
         values: ``[batch, heads]``; NaN for a head whose queries attend to nothing.
-        uniform: the same number for uniform attention under the mask, ``[batch, heads]``; NaN if undefined.
+        uniform: the same statistic for uniform attention under the mask, ``[batch, heads]``; NaN if undefined.
     """
 
     name: str

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from saccade.testing.cases import CASES
 from saccade.testing.past_bug import PastBug
+from saccade.testing.plain_kernel import Kernel, attend
 from saccade.testing.size_cases import SIZE_CASES
 from saccade.testing.stateful_wrong_kernels import (
     accumulating,
@@ -29,8 +30,6 @@ from saccade.testing.stateful_wrong_kernels import (
     writes_past_the_end,
 )
 from saccade.testing.wrong_kernels import (
-    Kernel,
-    attend,
     gradient_times,
     is_large,
     mean,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from saccade.testing.wrong_kernels import Kernel
+from saccade.testing.plain_kernel import Kernel
 
 
 class PastBug(NamedTuple):

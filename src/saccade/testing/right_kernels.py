@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from saccade.matrix import attention
 from saccade.testing.blocked_kernel import BlockedKernel
+from saccade.testing.plain_kernel import Kernel, attend
 from saccade.testing.right_backward import by_vjp, numpy_attention, with_saved_weights
 from saccade.testing.stepwise_attention import Stepwise
-from saccade.testing.wrong_kernels import Kernel, attend
 
 Core = Kernel
 """A kernel for inputs in float32 or wider, with a key and value head for every query head and no empty rows."""
@@ -133,7 +133,7 @@ def _values_first(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _padded(rows: int, keys: int, width: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Pad the lengths and the width to multiples of given sizes, and compute attention with the original scale."""
+    """A right kernel: lengths and width padded to multiples of given sizes, with the scale of the original width."""
     extra = [-x.shape[2] % size for x, size in ((q, rows), (k, keys))]
     more = -q.shape[3] % width
     wide = (1 + more / q.shape[3]) ** 0.5
@@ -145,7 +145,7 @@ def _padded(rows: int, keys: int, width: int, q: Tensor, k: Tensor, v: Tensor, m
 
 
 def _online(size: int, backwards: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over blocks of keys with a running maximum, with gradients from autograd."""
+    """A right kernel: blocks of keys with a running maximum, with gradients from autograd."""
     high = q.new_full((*q.shape[:3], 1), -torch.inf)
     total, out = torch.zeros_like(high), q.new_zeros(*q.shape[:3], v.shape[3])
     starts = range(0, k.shape[2], size)
@@ -169,7 +169,7 @@ def _two_passes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _merged(split: Callable[[int], list[Tensor]], q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over parts of the keys, and merge the results by their lse."""
+    """A right kernel: attention over parts of the keys, whose results are merged by their lse."""
     outs, lses = [], []
     for indices in split(k.shape[2]):
         part = mask[..., indices]
@@ -190,13 +190,13 @@ def _every(count: int, length: int) -> list[Tensor]:
 
 
 def _visible_alone(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over only those keys that are visible to at least one query."""
+    """A right kernel: only those keys that are visible to at least one query."""
     indices = mask.flatten(0, 2).any(0).nonzero()[:, 0]
     return _einsum(q, k[:, :, indices], v[:, :, indices], mask[..., indices])
 
 
 def _blocks_with_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention for 40 rows at a time, over only those blocks of 40 keys that contain a visible key."""
+    """A right kernel: 40 rows at a time, over only those blocks of 40 keys that contain a visible key."""
     parts = []
     for at in range(0, q.shape[2], 40):
         here = mask[:, :, at : at + 40]
@@ -216,7 +216,7 @@ def _sdpa_math(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _sdpa_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention with torch's flash kernel, which requires equal widths and contiguous tensors."""
+    """A right kernel: torch's flash backend, with the narrower tensors padded to equal widths."""
     width = max(q.shape[3], v.shape[3])
     query, key, value = (F.pad(x, (0, width - x.shape[3])).contiguous() for x in (q, k, v))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -229,7 +229,7 @@ def _recomputed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Split the query heads into groups, and compute attention without repeating the keys."""
+    """A right kernel: query heads split into groups, without repeating the keys."""
     if 0 in (*q.shape, *k.shape):
         return attend(q, k, v, mask)
     wide, groups = torch.promote_types(q.dtype, torch.float32), (k.shape[1], -1)
@@ -249,7 +249,7 @@ def _written_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def remembering() -> Kernel:
-    """Return a kernel that caches its last result, and returns it again if the next inputs are equal."""
+    """Return a right kernel that caches its last result, and returns it again if the next inputs are equal."""
     last: list[tuple[Tensor, ...]] = []
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

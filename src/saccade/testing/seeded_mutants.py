@@ -1,4 +1,4 @@
-"""`mutants`: random wrong kernels, each a `BlockedKernel` that makes one mistake for some inputs."""
+"""`mutants`: random wrong kernels, each a `BlockedKernel` that makes one mistake on some inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saccade.support.errors import value_error
 from saccade.testing.blocked_kernel import Block, BlockedKernel, Edges, even_edges
-from saccade.testing.wrong_kernels import Kernel
+from saccade.testing.plain_kernel import Kernel
 
 Sizes = tuple[int, int, int, int, int, int]
 """The numbers of batch items, query heads, key heads, queries and keys, and the head width."""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.testing.wrong_kernels import Kernel, as_contiguous, attend, mean
+from saccade.testing.plain_kernel import Kernel, attend
+from saccade.testing.wrong_kernels import as_contiguous, mean
 
 
 class _Backward(torch.autograd.Function):
@@ -116,7 +117,7 @@ def previous_result() -> Kernel:
 
 
 def accumulating() -> Kernel:
-    """Return a kernel that adds 0 times the previous result to each result, so that a NaN spreads to later ones."""
+    """Return a kernel that adds 0 times the previous result to each result, so that a NaN spreads to later results."""
     buffers: dict[torch.Size, Tensor] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -201,7 +202,7 @@ def unwritten(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def empty_splits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over two halves of the keys, and merge the results by lse even in rows that see no key."""
+    """Compute attention over two halves of the keys, and merge them using their lse even in rows that see no key."""
     half = k.shape[2] // 2
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.mT * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf)

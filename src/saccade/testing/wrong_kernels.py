@@ -1,4 +1,4 @@
-"""Small wrong attention kernels, and the correct kernel from which they are derived."""
+"""Small wrong attention kernels."""
 
 from __future__ import annotations
 
@@ -9,19 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None, fill: float = -torch.inf
-) -> Tensor:
-    """Compute attention correctly, as a basis for wrong kernels. Masked pairs get the score ``fill``."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1).to(wide) for x in (key, value))
-    some = mask.any(-1, keepdim=True)
-    scores = query.to(wide) @ key.mT * (query.shape[3] ** -0.5 if scale is None else scale)
-    weights = scores.masked_fill(~(mask | ~some), fill).softmax(-1)
-    return (weights.masked_fill(~some, 0.0) @ value).to(query.dtype)
+from saccade.testing.plain_kernel import Kernel, attend
 
 
 def with_changed_output(change: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Kernel]:

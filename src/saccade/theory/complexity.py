@@ -13,7 +13,7 @@ from saccade.matrix import AttentionMatrix, attention
 from saccade.mechanisms import Linear, Linformer, Mechanism, Performer
 from saccade.mechanisms.linformer import LinformerMatrix
 from saccade.support.language import Message
-from saccade.testing.laws.memory import largest_tensor
+from saccade.testing.largest_tensor import largest_tensor
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 

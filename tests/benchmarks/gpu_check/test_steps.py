@@ -326,7 +326,7 @@ def test_a_child_writes_each_finding_before_the_next_and_what_first_use_says(mon
     step = types.ModuleType("benchmarks.gpu_check.environment")
     step.measure = measure
     monkeypatch.setitem(sys.modules, "benchmarks.gpu_check.environment", step)
-    monkeypatch.setattr("saccade.engine.first_use_check.results._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.first_use_check.registry._RECORDS", {})
     monkeypatch.setattr(child, "device_named", lambda name: types.SimpleNamespace(prepare=lambda: None))
     child.main(["environment", "--findings", str(path), "--device", "cpu", "--seconds", "5", "--quick"])
     assert seen == [[], ["a"]]
@@ -334,5 +334,5 @@ def test_a_child_writes_each_finding_before_the_next_and_what_first_use_says(mon
 
 
 def test_a_step_that_needs_no_attention_has_nothing_said_by_first_use(monkeypatch):
-    monkeypatch.delitem(sys.modules, "saccade.engine.first_use_check.results")
+    monkeypatch.delitem(sys.modules, "saccade.engine.first_use_check.registry")
     assert child._accused(set()) == []

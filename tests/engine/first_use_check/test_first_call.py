@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import saccade as sc
 from saccade import masks, positions
-from saccade.engine.first_use_check import results
+from saccade.engine.first_use_check import registry
 from saccade.engine.kernels import aten_flash, native, native_arguments
 from saccade.engine.kernels.tiled import Tiled
 from saccade.masks import plan_cache
@@ -54,7 +54,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _nothing_cached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a fresh process."""
+    """Clear all caches, as in a fresh process."""
     cached = (
         aten_flash.is_available,
         aten_flash.reads_groups,
@@ -64,7 +64,7 @@ def _nothing_cached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     for function in cached:
         function.cache_clear()
-    monkeypatch.setattr(results, "_RECORDS", {})
+    monkeypatch.setattr(registry, "_RECORDS", {})
     yield
     for function in cached:
         function.cache_clear()

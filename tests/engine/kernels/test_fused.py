@@ -1,4 +1,4 @@
-"""What is special to the fused kernel: the traps of the private operation, and life without it."""
+"""Tests of the fused kernel alone: pitfalls of torch's private operation, and behaviour without it."""
 
 import math
 
@@ -67,8 +67,8 @@ def test_groups_written_out_where_torch_cannot_read_them(
 @pytest.mark.parametrize("wide", [1, 8])
 def test_parts_of_a_tile_merge(mask: masks.Mask, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.kernels.fused_calls._WIDE", wide)
-    monkeypatch.setattr("saccade.plan.plan._ROW_BLOCKS", (4, 1))
-    monkeypatch.setattr("saccade.plan.row_grouping.TILE_COST", 0)
+    monkeypatch.setattr("saccade.plan.row_groups._ROW_BLOCKS", (4, 1))
+    monkeypatch.setattr("saccade.plan.layout.TILE_COST", 0)
     monkeypatch.setattr("saccade.masks.plan_cache._cached_plan", sc.masks.plan_cache._cached_plan.__wrapped__)
     _agrees(mask)
 
@@ -256,7 +256,7 @@ def test_a_mask_changed_before_backward_is_noticed() -> None:
 
 
 class _Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation returns."""
+    """A mode that records the size of the largest tensor that any operation returns."""
 
     entries = 0
 

@@ -116,8 +116,8 @@ def _check_a_random_table(data: st.DataObject) -> None:
     expected = _defined(mask, shape[0], q, kv)
     query, key, value = (torch.randn(shape[0], 2, length, 4) for length in (shape[2], shape[3], shape[3]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.plan.plan._ROW_BLOCKS", blocks)
-        patch.setattr("saccade.plan.row_grouping.TILE_COST", price)
+        patch.setattr("saccade.plan.row_groups._ROW_BLOCKS", blocks)
+        patch.setattr("saccade.plan.layout.TILE_COST", price)
         patch.setattr("saccade.engine.positions.positioned_mask._FEW_ROWS", few)
         patch.setattr("saccade.engine.positions.positioned_mask._FEWEST", 0)
         patch.setattr(
@@ -129,7 +129,7 @@ def _check_a_random_table(data: st.DataObject) -> None:
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-    """By float64, dense."""
+    """Compute dense attention in float64."""
     q, k, v = query.double(), key.double(), value.double()
     scores = (q @ k.mT / query.shape[3] ** 0.5).masked_fill(~allowed[:, None], -torch.inf)
     empty = ~allowed.any(-1)[:, None, :, None]
@@ -156,7 +156,7 @@ def test_gaps_and_repetitions_are_not_taken_for_tokens(mask: masks.Mask, price: 
     """The items span the same positions, in which other ones are missing or stand twice."""
     table = torch.tensor([[0, 1, 3, 4, 5, 9, 10, 12], [0, 2, 3, 4, 8, 9, 11, 12], [0, 0, 1, 5, 6, 6, 6, 12]])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade.plan.row_grouping.TILE_COST", price)
+        patch.setattr("saccade.plan.layout.TILE_COST", price)
         patch.setattr("saccade.engine.positions.positioned_mask._FEWEST", 0)
         for items in (slice(0, 3), slice(0, 1), slice(1, 2), slice(2, 3)):
             own = table[items]

@@ -53,8 +53,8 @@ def _check_any_tensor(data: st.DataObject) -> None:
         )
         again = finding._recognise(allowed)
         assert (again is None and isinstance(rule, masks.Dense)) or again == rule
-        patch.setattr("saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192), (16, 7, 1), (1,)])))
-        patch.setattr("saccade.plan.row_grouping.TILE_COST", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan.row_groups._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192), (16, 7, 1), (1,)])))
+        patch.setattr("saccade.plan.layout.TILE_COST", data.draw(st.sampled_from([0, 30_000])))
         assert torch.equal(_covered(rule, tuple(allowed.shape)), allowed)
 
 

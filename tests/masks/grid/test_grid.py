@@ -84,10 +84,10 @@ def test_plans_of_any_combination_cover_what_is_allowed(data: st.DataObject) -> 
     q_len = data.draw(st.integers(1, n), label="q_len")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
+            "saccade.plan.row_groups._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
         )
-        patch.setattr("saccade.plan.row_grouping.TILE_COST", data.draw(st.sampled_from([0, 30_000])))
-        patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
+        patch.setattr("saccade.plan.layout.TILE_COST", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan.layout._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
         got = _covered(mask, (1, 1, q_len, n))
     assert torch.equal(mask.to_dense(q_len, n)[0, 0], expected[n - q_len :])
     assert torch.equal(got[0, 0], expected[n - q_len :])
@@ -137,7 +137,7 @@ def test_too_many_ranges_of_keys_are_one(
 
 
 def test_cells_of_a_large_grid_see_themselves() -> None:
-    """Their rows are not read from floats."""
+    """Rows of a large grid are computed without floats, so that each cell sees itself."""
     side = 1 << 13
     at, zero = torch.tensor([n * side - 1 for n in (1, 4097, 8190, 8192)]), torch.zeros(1, dtype=torch.int64)
     assert masks.Axial(side, side, "rows").allows(zero, zero, at, at).all()

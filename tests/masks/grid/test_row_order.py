@@ -92,10 +92,10 @@ def _check_plans(data: st.DataObject) -> None:
     mask = data.draw(st.sampled_from([grid, grid | other, grid & other, ~grid, other & ~grid]), label="mask")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
+            "saccade.plan.row_groups._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192, 48, 12, 1), (5, 1), (1,)]))
         )
-        patch.setattr("saccade.plan.row_grouping.TILE_COST", data.draw(st.sampled_from([0, 30_000])))
-        patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
+        patch.setattr("saccade.plan.layout.TILE_COST", data.draw(st.sampled_from([0, 30_000])))
+        patch.setattr("saccade.plan.layout._MAX_RESIDUAL", data.draw(st.sampled_from([1 << 22, 20])))
         got = _written(in_order(mask, order), q_len, kv_first, kv_len)
     q, kv = torch.from_numpy(order.rows) + q_first, torch.arange(kv_first, kv_first + kv_len)
     assert torch.equal(got, mask.to_dense(q_len, kv_len, batch=1, q_positions=q, kv_positions=kv)[0, 0])

@@ -27,7 +27,7 @@ ROOT = HERE.parents[2]
 
 
 class Package(NamedTuple):
-    """What is changed, and the tests that are run for it: few of all, and fast ones.
+    """The files to change, and a few fast tests to run for them.
 
     Attributes:
         files: of saccade, as patterns.
@@ -43,12 +43,13 @@ class Package(NamedTuple):
 _WRITTEN_DOWN = "tests/masks/convert/test_serialization.py::test_masks_survive_as_numbers_and_tensors"
 _NUMBERS = (
     "inputs dispatch nonfinite autograd dropout to_device tiles/tile_scores tiles/tile_splitting tiles/grouped_heads "
-    "check_inputs bias/term bias/sink_logit bias/score_mod"
+    "tiles/index_ranges check_inputs bias/term bias/sink_logit bias/score_mod"
 )
 _KERNELS = "tiled tiled_blocks fused fused_bias fused_calls reference sdpa"
 _TESTS_OF_NUMBERS = (
     "test_autograd test_dispatch test_dropout test_inputs test_nonfinite test_nonfinite_unmasked bias/test_sink_logit "
-    "bias/test_term tiles/test_grouped_heads tiles/test_stable_topk tiles/test_tile_scores tiles/test_tile_splitting"
+    "bias/test_term tiles/test_grouped_heads tiles/test_index_ranges tiles/test_stable_topk tiles/test_tile_scores "
+    "tiles/test_tile_splitting"
 )
 _TESTS_OF_KERNELS = (
     "fused fused_inputs fused_bias fused_threads tiled overflow nonfinite hidden_pairs default_device empty_rows "
@@ -94,14 +95,14 @@ PACKAGES = {
             "engine/positions/positioned_mask.py",
             "engine/positions/position_index.py",
             "engine/positions/row_permutation.py",
-            "engine/block_sparse/selected_blocks.py",
+            "engine/block_sparse/selected_blocks_mask.py",
             "engine/bias/relative.py",
         ),
         ("engine",),
         (
             _BY_CASE,
             "tests/engine/positions/test_positioned_mask.py",
-            "tests/engine/block_sparse/test_selected_blocks.py",
+            "tests/engine/block_sparse/test_selected_blocks_mask.py",
             "tests/support/test_errors.py",
             "tests/masks/test_domain.py",
             "tests/engine/positions/test_plans_at_positions.py",
@@ -196,7 +197,7 @@ def _prepare(package: str, scratch: Path, *, types_too: bool) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Files that differ are written, so that those that were not changed keep their time."""
+    """Copy only files that differ, so that the others keep their time."""
     for path in source.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             own = target / path.relative_to(source)

@@ -55,5 +55,5 @@ def test_no_entry_stands_twice():
 
 def test_a_function_is_accepted_whole_by_its_name_alone():
     entries = accepted()
-    assert is_whole(entries, "plan/row_grouping.py", "Layout.cost")
-    assert not is_whole(entries, "plan/row_grouping.py", "Layout.tiles")
+    assert is_whole(entries, "plan/layout.py", "Layout.cost")
+    assert not is_whole(entries, "plan/layout.py", "Layout.tiles")

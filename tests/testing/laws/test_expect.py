@@ -5,7 +5,7 @@ import torch
 
 from saccade import testing
 from saccade.testing.laws.expect import LawBroken, measuring, near
-from saccade.testing.wrong_kernels import attend
+from saccade.testing.plain_kernel import attend
 
 WANT = torch.randn(2, 3, 50, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

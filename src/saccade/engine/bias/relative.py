@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from saccade.engine.bias.term import Term, entry, rows_of, summed_to
 from saccade.engine.positions.positioned_mask import PositionedMask
-from saccade.engine.tiles.grouped_heads import take
+from saccade.engine.tiles.index_ranges import take
 from saccade.masks import Mask
 from saccade.plan import Tile
 from saccade.positions import Bias

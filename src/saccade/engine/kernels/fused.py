@@ -25,7 +25,8 @@ from saccade.engine.kernels.kernel import (
     reasons_unless_dot_product,
 )
 from saccade.engine.memory_accounting import Cost
-from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, take
+from saccade.engine.tiles.grouped_heads import groups_of
+from saccade.engine.tiles.index_ranges import add_at, at, take
 from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
@@ -226,7 +227,7 @@ def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tu
 
 
 def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return output and lse over all keys, given the results (output, lse) over two disjoint sets of keys."""
+    """Return the output and the lse over all keys, given the results (output, lse) over two disjoint sets of keys."""
     (a, lse_a), (b, lse_b) = left, right
     lse = torch.logaddexp(lse_a, lse_b)
     share = (lse_b - lse.masked_fill(lse == -math.inf, 0.0)).exp()[..., None]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
-from saccade.engine.tiles.grouped_heads import joined
+from saccade.engine.tiles.index_ranges import joined
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.engine.tiles.tile_splitting import pieces
 from saccade.plan import ColumnRange, Ranges, Tile, Triangle
@@ -60,7 +60,7 @@ def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
 
 
 def single_call(inputs: AttentionInputs) -> Call | None:
-    """Return the call to torch's flash operation that computes the full product; None if one is not enough.
+    """Return the call to torch's flash operation that computes the full product; None if one call is not enough.
 
     The call covers all rows and columns or, without a bias, a single range of columns, so that its keys are a view.
     """

@@ -23,7 +23,8 @@ from saccade.engine.kernels.kernel import (
 )
 from saccade.engine.kernels.tiled_cost import blocks_of, bytes_of_backward, cost_of, pairs_of
 from saccade.engine.memory_accounting import Cost
-from saccade.engine.tiles.grouped_heads import add_at, at, folded, groups_of, joined, product, take, transposed_product
+from saccade.engine.tiles.grouped_heads import folded, groups_of, product, transposed_product
+from saccade.engine.tiles.index_ranges import add_at, at, joined, take
 from saccade.engine.tiles.tile_scores import (
     biased,
     capped,

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe, bytes_widened
-from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
+from saccade.engine.tiles.grouped_heads import groups_of
+from saccade.engine.tiles.index_ranges import at, joined, take
 from saccade.engine.tiles.tile_scores import ROOM_FOR_HIDDEN, caches_hidden, compared, hidden, key_of_hidden, modified
 from saccade.engine.tiles.tile_splitting import Cut, cut, few_rows
 from saccade.plan import Tile

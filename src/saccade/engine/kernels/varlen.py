@@ -19,7 +19,7 @@ from saccade.support.language import Message
 from saccade.support.torch_modes import is_transformed, unobserved
 
 if TYPE_CHECKING:
-    from saccade.masks.convert.patterns import Packed
+    from saccade.masks.convert.patterns import PackedPattern
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _WIDEST, _EVEN = 256, 8  # largest head width of flash kernels; all widths are multiples of the second
@@ -121,7 +121,7 @@ class _Sequences(NamedTuple):
         places: indices of the rows that belong to a sequence, int64; None if all do.
     """
 
-    packed: Packed
+    packed: PackedPattern
     ends: Tensor
     longest: int
     places: Tensor | None
@@ -138,7 +138,7 @@ class _Sequences(NamedTuple):
         return rows.new_full((count, *rows.shape[1:]), fill).index_copy(0, self.places, rows)
 
 
-def _packed_mask(inputs: AttentionInputs) -> Packed | None:
+def _packed_mask(inputs: AttentionInputs) -> PackedPattern | None:
     """Return the lengths and the window of a packed-sequence mask; None for any other mask."""
     from saccade.masks.convert.patterns import packed_of  # noqa: PLC0415  imports masks that a product does not need
 
@@ -158,7 +158,7 @@ def _cached_sequences(inputs: AttentionInputs) -> _Sequences:
     return cast("_Sequences", memo[key])
 
 
-def _sequences_of(packed: Packed, batch: int, length: int, device: torch.device) -> _Sequences:
+def _sequences_of(packed: PackedPattern, batch: int, length: int, device: torch.device) -> _Sequences:
     items = packed.lengths * (batch if len(packed.lengths) == 1 else 1)
     sizes = torch.tensor([0, *(size for item in items for size in item)])
     places = None

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.sink_logit import log_share
-from saccade.engine.block_sparse.selected_blocks import at_positions
+from saccade.engine.block_sparse.selected_blocks_mask import at_positions
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.tiles.grouped_heads import grouped, groups_of, joined, product, take
+from saccade.engine.tiles.grouped_heads import grouped, groups_of, product
+from saccade.engine.tiles.index_ranges import joined, take
 from saccade.plan import Ranges, Tile
 from saccade.support.called_function import called_function
 from saccade.support.torch_modes import has_values, is_transformed, unobserved
@@ -71,7 +72,7 @@ def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
 
 
 def score_mod_indices(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return batch items, heads and positions (0 for padding) of a tile as arguments of a score function."""
+    """Return the batch items, heads and positions (0 for padding) of a tile as arguments of a score function."""
     b, h, _ = index_of(inputs, tile)
     q, kv = positions(inputs, tile)
     return (b, h, q, kv) if at_positions(inputs.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
@@ -159,7 +160,7 @@ def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tenso
 
 
 def _columns_of(inputs: AttentionInputs, spans: Ranges) -> Tensor:
-    """Return columns of a tile in coordinates of the mask, int64 ``[1, 1, 1, columns]``."""
+    """Return the columns of a tile in the coordinates of the mask, int64 ``[1, 1, 1, columns]``."""
     return _index_tensor(spans, inputs.origin[1], inputs.device)[None, None, None, :]
 
 

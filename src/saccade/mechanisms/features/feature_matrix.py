@@ -16,11 +16,11 @@ from saccade.engine.tiles.grouped_heads import groups_of, product
 from saccade.masks import Mask
 from saccade.matrix import Block, Matrix
 from saccade.matrix.uniform_matrix import UniformMatrix
-from saccade.mechanisms.checked_mechanism import Approximate, Inputs
-from saccade.mechanisms.features.chunks import CHUNK, Line, chunked_sums
+from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs
+from saccade.mechanisms.features.chunked_sums import CHUNK, PairWeights, chunked_sums
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
-from saccade.mechanisms.features.sequence_order import Order, check_memory, line_of, rows_that_see
+from saccade.mechanisms.features.sequence_order import Order, check_memory, pair_weights_of, rows_that_see
 from saccade.mechanisms.linear_time import LinearTimeMatrix, divide_rows
 from saccade.mechanisms.readable_tensors import is_readable, is_surely_finite, nonfinite_tokens
 from saccade.support.torch_modes import without_autocast
@@ -98,7 +98,7 @@ class FeatureMatrix(LinearTimeMatrix):
     def is_stochastic(self) -> bool:
         """Whether rows are distributions, which requires that no feature is below 0 and that eps is 0.
 
-        Cost: reads all features.
+        Cost: one pass over all features.
         """
         return self.eps == 0.0 and bool((self._query >= 0).all()) and bool((self._key >= 0).all())
 
@@ -137,13 +137,13 @@ class FeatureMatrix(LinearTimeMatrix):
             if self.visible.hidden_keys is not None:
                 bad = bad & ~self.visible.hidden_keys[:, None]
             clean = _with_ones(value.masked_fill(bad[..., None], 0.0).to(self._key.dtype))
-            line = self._line_after(memory)
-            out, state, carried = continued(self._query, self._key, clean, line, memory)
+            pair_weights = self._pair_weights_after(memory)
+            out, state, carried = continued(self._query, self._key, clean, pair_weights, memory)
             out = self._normalised(out)
             tainted = bad.new_zeros(bad.shape[:2])
             earlier = tainted if memory is None else memory.taints
             if not is_readable(bad, earlier) or bool(bad.any()) or bool(earlier.any()):
-                touched, tainted = self._tainted_by(bad, line, memory)
+                touched, tainted = self._tainted_by(bad, pair_weights, memory)
                 out = out.masked_fill(touched, math.nan)
             if self._nonfinite_queries is not None:
                 sees = (
@@ -199,7 +199,7 @@ class FeatureMatrix(LinearTimeMatrix):
         """Return which rows may attend to at least one of the marked keys, bool ``[batch, heads, q_len]``."""
         return rows_that_see(self, self._order, self.visible, keys)
 
-    def _line_after(self, memory: Memory | None) -> Line:
+    def _pair_weights_after(self, memory: Memory | None) -> PairWeights:
         """Return the weights and segments for a prefix sum over tokens that follow a recurrent state."""
         segments, floor = self.visible.kv_documents, None
         if memory is not None and segments is not None and memory.segment is not None:
@@ -208,17 +208,17 @@ class FeatureMatrix(LinearTimeMatrix):
             floor = memory.peaks[..., None].expand_as(self._logs)
             if segments is not None and memory.segment is not None:
                 floor = floor.masked_fill((segments != memory.segment[:, None])[:, None], -math.inf)
-        return line_of(self._logs, segments, floor)
+        return pair_weights_of(self._logs, segments, floor)
 
-    def _tainted_by(self, bad: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor]:
+    def _tainted_by(self, bad: Tensor, pair_weights: PairWeights, memory: Memory | None) -> tuple[Tensor, Tensor]:
         """Return the rows that see a non-finite key, earlier or new, and the heads whose state now contains one."""
-        line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
+        pair_weights, marks = PairWeights(segments=pair_weights.segments), bad[..., None].to(self._key.dtype)
         before = memory
         if memory is not None:
             flags = memory.taints[..., None, None].to(self._key.dtype)
             before = memory._replace(state=flags, peak=None)
         ones = torch.ones_like(self._query[..., :1])
-        out, state, _ = continued(ones, torch.ones_like(marks), marks, line, before)
+        out, state, _ = continued(ones, torch.ones_like(marks), marks, pair_weights, before)
         return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
 
     def _gather(self, c: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class FeatureMatrix(LinearTimeMatrix):
             return product(self._query, key.mT @ c)
         order = self._order
         a, b, c = order.with_rows(self._query), order.with_keys(self._key), order.with_keys(c)
-        return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
+        return order.rows_of(prefix_sums(a, b, c, order.pair_weights(self._logs)))
 
     def _piece_len(self, value: Tensor) -> int | None:
         """Return the number of tokens to process at a time, a multiple of the chunk size, or None for all at once.
@@ -245,12 +245,12 @@ class FeatureMatrix(LinearTimeMatrix):
     def _in_pieces(self, value: Tensor, size: int) -> Tensor:
         """Return the output for a long sequence, computed part by part and without autograd."""
         assert self._order is not None  # checked by `_piece_len`
-        line, summed = self._order.line(self._logs), None
+        pair_weights, summed = self._order.pair_weights(self._logs), None
         out = value.new_empty(*self.shape[:3], value.shape[3])
         for start in range(0, self.shape[2], size):
             part = slice(start, min(start + size, self.shape[2]))
             a, b, c = (x[:, :, part] for x in (self._query, self._key, value))
-            summed = chunked_sums(a, b, _with_ones(c), line.at(part), before=summed)
+            summed = chunked_sums(a, b, _with_ones(c), pair_weights.at(part), before=summed)
             out[:, :, part] = divide_rows(summed.out[..., :-1], summed.out[..., -1:], self.eps)
         return self._without_hidden(out)
 
@@ -263,7 +263,7 @@ class FeatureMatrix(LinearTimeMatrix):
             return key @ (self._query.mT @ x)
         order = self._order
         a, b, x = order.with_rows(self._query), order.with_keys(key), order.with_rows(x)
-        return order.keys_of(prefix_sums(b, a, x, order.line(logs).transposed(), reverse=True))
+        return order.keys_of(prefix_sums(b, a, x, order.pair_weights(logs).transposed(), reverse=True))
 
 
 def _with_ones(value: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ def _relative(logs: Tensor) -> Tensor:
     return (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()
 
 
-class FeatureMechanism(Approximate):
+class FeatureMechanism(CheckedMechanism):
     """The base class of mechanisms that return a `FeatureMatrix`."""
 
     eps: float = 0.0
@@ -288,7 +288,7 @@ class FeatureMechanism(Approximate):
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
         """Return finite features of queries and keys, ``[batch, heads, len, features]``, and their source.
 
-        The source identifies the feature map: features with equal sources may be summed together.
+        The source identifies the feature map: only features with equal sources may be added to the same sum.
         """
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:

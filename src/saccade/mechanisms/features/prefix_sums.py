@@ -10,11 +10,13 @@ from torch import Tensor
 
 from saccade.caches.recurrent import Memory
 from saccade.engine.tiles.grouped_heads import product
-from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
+from saccade.mechanisms.features.chunked_sums import Carried, PairWeights, chunked_sums
 from saccade.support.torch_modes import is_one_operation
 
 
-def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
+def prefix_sums(
+    a: Tensor, b: Tensor, c: Tensor, pair_weights: PairWeights | None = None, *, reverse: bool = False
+) -> Tensor:
     r"""Sum the values of all keys up to each row, weighted by the dot products of the row with the keys.
 
     .. math:: o_i = \sum_{j \le i} w_{ij} (a_i \cdot b_j)\, c_j
@@ -27,7 +29,7 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
         b: ``[batch, groups, len, width]``. The number of groups divides the number of heads, or vice versa. In the
             latter case, the sum also runs over the groups that belong to a head.
         c: ``[batch, groups, len, value_dim]``.
-        line: weights and segments; when None, all weights are 1.
+        pair_weights: weights and segments; when None, all weights are 1.
         reverse: sum over j >= i instead.
 
     Returns:
@@ -36,24 +38,26 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
     Cost: O(len * (width + value_dim) * CHUNK + len * width * value_dim) time, and memory for one state ``[batch,
     groups, width, value_dim]`` and one chunk in addition to inputs and output.
     """
-    line = Line() if line is None else line
+    pair_weights = PairWeights() if pair_weights is None else pair_weights
     run = _operation if is_one_operation() else _PrefixSums.apply
-    return run(a, b, c, *line, reverse)
+    return run(a, b, c, *pair_weights, reverse)
 
 
-def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
+def continued(
+    a: Tensor, b: Tensor, c: Tensor, pair_weights: PairWeights, memory: Memory | None
+) -> tuple[Tensor, Tensor, Carried]:
     """Continue `prefix_sums` after a recurrent state. Return the sums, the new state and its scale."""
-    out = prefix_sums(a, b, c, line)
+    out = prefix_sums(a, b, c, pair_weights)
     if memory is None:
         carried = Carried.nothing(len(a), b.shape[1], a.detach())
         state = a.new_zeros(len(a), b.shape[1], b.shape[3], c.shape[3])
     else:
         state, carried = memory.state, Carried(memory.peaks, memory.segment)
-        share = carried.share_of(line)
+        share = carried.share_of(pair_weights)
         share = share if share.shape[1] == 1 else share.repeat_interleave(a.shape[1] // share.shape[1], 1)
         out = out + product(a, state) * share[..., None]
     if b.shape[2]:
-        state, carried = carried.advanced(state, b, c, line, last=b.shape[2] - 1)
+        state, carried = carried.advanced(state, b, c, pair_weights, last=b.shape[2] - 1)
     return out, state, carried
 
 
@@ -66,7 +70,7 @@ def _run_prefix_sums(
     segments: Tensor | None,
     reverse: bool,
 ) -> Tensor:
-    return chunked_sums(a, b, c, Line(row_logs, key_logs, segments), reverse=reverse).out
+    return chunked_sums(a, b, c, PairWeights(row_logs, key_logs, segments), reverse=reverse).out
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -76,11 +80,11 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
     """Return the gradients of the prefix sums. Each gradient is itself a prefix sum, forwards or backwards."""
-    a, b, c, *line_tensors = ctx.saved_tensors
-    line, reverse, needs_grad = Line(*line_tensors), ctx.reverse, ctx.needs_input_grad
-    transposed = line.transposed()
+    a, b, c, *tensors = ctx.saved_tensors
+    pair_weights, reverse, needs_grad = PairWeights(*tensors), ctx.reverse, ctx.needs_input_grad
+    transposed = pair_weights.transposed()
     return (
-        run(grad, c, b, *line, reverse) if needs_grad[0] else None,
+        run(grad, c, b, *pair_weights, reverse) if needs_grad[0] else None,
         run(c, grad, a, *transposed, not reverse) if needs_grad[1] else None,
         run(b, a, grad, *transposed, not reverse) if needs_grad[2] else None,
         *(None, None, None, None),
@@ -122,10 +126,10 @@ class _PrefixSums(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
         """Return the forward-mode derivative, which adds one prefix sum for each argument that has a tangent."""
-        a, b, c, *line = ctx.saved_tensors
+        a, b, c, *pair_weights = ctx.saved_tensors
         terms = ((da, b, c), (a, db, c), (a, b, dc))
         changed = [term for term in terms if all(x is not None for x in term)]
-        first, *others = (_PrefixSums.apply(*term, *line, ctx.reverse) for term in changed)
+        first, *others = (_PrefixSums.apply(*term, *pair_weights, ctx.reverse) for term in changed)
         return sum(others, first)
 
     @staticmethod

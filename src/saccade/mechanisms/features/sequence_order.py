@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from saccade.caches.recurrent import Memory
 from saccade.matrix import Matrix
-from saccade.mechanisms.features.chunks import Line
+from saccade.mechanisms.features.chunked_sums import PairWeights
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.linear_time import take_rows
 from saccade.mechanisms.readable_tensors import is_readable
@@ -46,7 +46,7 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """Return the order of queries and keys for a causal mask or one with documents, sorted only if necessary."""
+        """Return the order of queries and keys for a mask that is causal or has documents; sort only if necessary."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents
@@ -101,17 +101,17 @@ class Order(NamedTuple):
             first = F.pad(is_new * indices[1:], (1, 0)).cummax(-1).values[:, None]
         return self.rows_of((last >= first)[..., None])[..., 0]
 
-    def line(self, logs: Tensor | None) -> Line:
+    def pair_weights(self, logs: Tensor | None) -> PairWeights:
         """Return the weights and segments of the prefix sum for key logs ``[batch, groups, kv_len]``."""
         if logs is not None and self.order is None:
             logs = logs[..., : self.length]
         elif logs is not None and self.order is not None:
             logs = F.pad(logs, (0, self.length - self.kv_len), value=-torch.inf)
             logs = take_rows(logs[..., None], self.order)[..., 0]
-        return line_of(logs, self.segments)
+        return pair_weights_of(logs, self.segments)
 
 
-def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> Line:
+def pair_weights_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> PairWeights:
     """Return the weights of keys in a prefix sum, divided in each row by the largest weight so far.
 
     Later keys do not affect this division, so they cannot change the rounding of earlier rows.
@@ -122,7 +122,7 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
         floor: ``[batch | 1, groups, len]``, the largest logs of earlier calls.
     """
     if logs is None:
-        return Line(segments=segments)
+        return PairWeights(segments=segments)
     if segments is None or not logs.numel():
         peak = logs.cummax(-1).values
     else:
@@ -136,7 +136,7 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
         peak = lifted.cummax(-1).values - lift
         peak = torch.where(peak < -0.25, -torch.inf, peak + low).to(logs.dtype)
     peak = peak if floor is None else torch.maximum(peak, floor)
-    return Line(peak.masked_fill(peak == -torch.inf, 0.0), logs, segments)
+    return PairWeights(peak.masked_fill(peak == -torch.inf, 0.0), logs, segments)
 
 
 def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: Tensor) -> Tensor:

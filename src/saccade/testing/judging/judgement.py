@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from saccade.support.columns import display_width, left_aligned, right_aligned
 from saccade.support.language import Message, joined, translated
+from saccade.testing.judging.counter_example import CounterExample
 from saccade.testing.laws import Law
 from saccade.testing.report import Report, Result
 
@@ -18,27 +19,6 @@ SCHEMA = "saccade.judge/1"
 CORE_LAWS = ("oracle", "gradients_of_inputs", "causality")
 """Names of the laws that are tried first. If the first of them was not tried, the judgement is incomplete."""
 LawVerdict = Literal["kept", "broken", "expected", "unexpectedly kept", "not tried"]
-
-
-@dataclasses.dataclass(frozen=True)
-class CounterExample:
-    """The smallest input found that breaks a law.
-
-    Attributes:
-        law: the name of the law.
-        message: the counter-example in one sentence.
-        inputs: the shapes, the dtype and the mask, in one line.
-        shows: the lines that the script prints.
-        script: a script that shows the fault without this library; empty if none can be written (see ``no_script``).
-        no_script: the reason why there is no script; empty if there is one.
-    """
-
-    law: str
-    message: str
-    inputs: str
-    shows: tuple[str, ...] = ()
-    script: str = ""
-    no_script: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Laws about several calls: a result depends only on the values of its inputs, not on earlier calls or the caller."""
+"""Laws about repeated calls: a result depends only on the values of its inputs, not on earlier calls or the caller."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ from saccade.testing.size_cases import SHORT_CASES
 _NAMES = ("query", "key", "value")
 _FEW = SHORT_CASES[:6]
 _FLOAT32 = (torch.float32,)
+
+
+@law()
+def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Two identical calls give bitwise equal results."""
+    problem = case.problem(dtype, subject.device)
+    first, second = subject.output(problem), subject.output(problem)
+    identical("the second output", second.nan_to_num(nan=0.0), first.nan_to_num(nan=0.0))
 
 
 @law(cases=_FEW, dtypes=_FLOAT32)
@@ -180,4 +188,5 @@ def _swap_entries(x: Tensor) -> Tensor:
 
 _CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (_swap_rows, _swap_entries)
 
+# `determinism` runs on the cases of all laws, so `program_behaviour` lists it.
 LAWS = (memory_of_calls, repeats, twins, order_of_calls, callers, modes)

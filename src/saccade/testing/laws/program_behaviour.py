@@ -2,11 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from saccade.masks import Causal, Window, sparse_transformer
 from saccade.positions import ALiBi, ShawKeys
@@ -14,63 +12,11 @@ from saccade.scores import Additive
 from saccade.support.language import Message
 from saccade.testing.case import Case, seeded
 from saccade.testing.kernel_under_test import Subject
-from saccade.testing.laws import applicability
-from saccade.testing.laws.backward import gradients, random_like
-from saccade.testing.laws.expect import close, holds, identical, same
+from saccade.testing.largest_tensor import largest_tensor
+from saccade.testing.laws import applicability, buffers, calls
+from saccade.testing.laws.backward import gradients
+from saccade.testing.laws.expect import close, holds
 from saccade.testing.laws.law import law
-from saccade.testing.laws.memory import largest_tensor
-from saccade.testing.problem import Problem
-
-
-@law()
-def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The inputs are bitwise unchanged after the call."""
-    problem = case.problem(dtype, subject.device)
-    tensors = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.allowed}
-    tensors |= problem.positions
-    if problem.bias is not None:
-        tensors["bias"] = problem.bias
-    tensors |= problem.parameters()
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    subject.output(problem)
-    for name, tensor in tensors.items():
-        identical(Message("after the call, {name}", name=name), tensor, copies[name])
-
-
-@law()
-def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Two identical calls give bitwise equal results."""
-    problem = case.problem(dtype, subject.device)
-    first, second = subject.output(problem), subject.output(problem)
-    identical("the second output", second.nan_to_num(nan=0.0), first.nan_to_num(nan=0.0))
-
-
-@law(where=(applicability.has_queries_and_keys,))
-def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Transposed, sliced and expanded inputs and gradients give the same results as contiguous copies."""
-    problem = case.problem(dtype, subject.device)
-    tensors = {"query": problem.query, "key": problem.key, "value": problem.value, "allowed": problem.allowed}
-    tensors |= {} if problem.bias is None else {"bias": problem.bias}
-    for how, layout in _LAYOUTS.items():
-        laid = problem.but(**{name: layout(tensor) for name, tensor in tensors.items()})
-        plain = problem.but(**{name: getattr(laid, name).contiguous() for name in tensors})
-        if problem.sink_logit is not None:
-            laid = laid.but(sink_logit=_sliced(problem.sink_logit))
-        same(
-            Message("the output for {how} inputs", how=Message(how)), subject.output(laid), subject.output(plain), dtype
-        )
-        upstream = layout(
-            random_like(problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[3]), case.seed)
-        )
-        got, want = _pull_back(subject, laid, upstream), _pull_back(subject, plain, upstream.contiguous())
-        for name in ("query", "key", "value"):
-            same(
-                Message("the gradient of a {how} {name}", how=Message(how), name=name),
-                got[name],
-                want[name],
-                dtype,
-                "gradient",
-            )
 
 
 @law(
@@ -131,42 +77,4 @@ def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     holds(exponent <= claimed + 0.25, Message("{sentence}, not {claimed:.2f}", sentence=sentence, claimed=claimed))
 
 
-def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str, Tensor]:
-    """Compute the gradients with respect to the strided inputs themselves, not to contiguous copies."""
-    names = ("query", "key", "value")
-    roots = {name: getattr(problem, name).detach().requires_grad_() for name in names}
-    out = subject.output(problem.but(**roots))
-    by_input = torch.autograd.grad(out, list(roots.values()), upstream, allow_unused=True, materialize_grads=True)
-    return dict(zip(names, by_input, strict=True))
-
-
-def _transposed(x: Tensor) -> Tensor:
-    """Give the tensor the strides of a ``[batch, len, heads, dim]`` tensor, like the output of a projection."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _last_transposed(x: Tensor) -> Tensor:
-    """Give the tensor strides that make its last axis non-contiguous."""
-    return x.transpose(2, 3).contiguous().transpose(2, 3)
-
-
-def _sliced(x: Tensor) -> Tensor:
-    """Copy the tensor to every other element of a larger tensor, from an odd offset, and return that view."""
-    larger = x.new_zeros(tuple(2 * size + 3 for size in x.shape))
-    view = larger[tuple(slice(3, None, 2) for _ in x.shape)]
-    return view.copy_(x)
-
-
-def _expanded(x: Tensor) -> Tensor:
-    """Expand the tensor's first batch item to the full batch, with a stride of 0."""
-    return x[:1].expand_as(x)
-
-
-_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": _transposed,
-    "column-wise": _last_transposed,
-    "sliced": _sliced,
-    "expanded": _expanded,
-}
-
-LAWS = (pure, determinism, strides, zero_lengths, cost)
+LAWS = (buffers.pure, calls.determinism, buffers.strides, zero_lengths, cost)

@@ -1,4 +1,4 @@
-"""Five tutorial documents about attention: their statements, each with the claim and the measurement that test it."""
+"""Five tutorials about attention: their statements, each with the claim and the measurement that test it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHINESE: dict[Judged, str] = {
 
 
 class Statement(NamedTuple):
-    """A statement about attention from a tutorial document, and the claim that tests the statement.
+    """A statement about attention from a tutorial, and the claim that tests the statement.
 
     Attributes:
         statement: the statement, paraphrased.
@@ -51,8 +51,8 @@ class Statement(NamedTuple):
     reason_in_chinese: str = ""
 
 
-class Document(NamedTuple):
-    """A tutorial document and its statements, in the tutorial's order.
+class Tutorial(NamedTuple):
+    """A tutorial and its statements, in the tutorial's order.
 
     Attributes:
         title: the title in English.
@@ -65,11 +65,11 @@ class Document(NamedTuple):
     says: tuple[Statement, ...]
 
 
-def _read() -> tuple[Document, ...]:
-    with (Path(__file__).parent / "documents.toml").open("rb") as file:
+def _read() -> tuple[Tutorial, ...]:
+    with (Path(__file__).parent / "tutorials.toml").open("rb") as file:
         documents = tomllib.load(file)["document"]
     return tuple(
-        Document(
+        Tutorial(
             document["title"],
             document["chinese"],
             tuple(_statement(entry) for entry in document["says"]),
@@ -82,19 +82,19 @@ def _statement(fields: dict[str, str]) -> Statement:
     return Statement(**({"verdict": find(fields["claim"]).verdict} if "claim" in fields else {}) | fields)  # type: ignore[arg-type]
 
 
-DOCUMENTS = _read()
-"""The five tutorial documents that ``documents.toml`` describes."""
+TUTORIALS = _read()
+"""The five tutorials that ``tutorials.toml`` describes."""
 
 
-def listed(documents: Sequence[Document] | None = None) -> str:
-    """List the statements of tutorial documents (all if None), as plain text.
+def listed(tutorials: Sequence[Tutorial] | None = None) -> str:
+    """List the statements of tutorials (all if None), as plain text.
 
     Each is listed with its verdict, its condition if the verdict is "holds if", its claim and its measurement.
     """
     lines: list[str] = []
-    for document in DOCUMENTS if documents is None else documents:
-        lines.append(document.title.upper())
-        for entry in document.says:
+    for tutorial in TUTORIALS if tutorials is None else tutorials:
+        lines.append(tutorial.title.upper())
+        for entry in tutorial.says:
             evidence = f"{entry.claim}: {entry.row}" if entry.claim else entry.reason
             lines.append(f"  {entry.verdict:<11}  {entry.statement}")
             if entry.verdict == "holds if":
@@ -103,17 +103,17 @@ def listed(documents: Sequence[Document] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False) -> str:
-    """Format the statements of tutorial documents (all if None) as Markdown, with one table per document."""
+def tables(tutorials: Sequence[Tutorial] | None = None, *, chinese: bool = False) -> str:
+    """Format the statements of tutorials (all if None) as Markdown, with one table per tutorial."""
     head = (
         "| 论述 | 结论 | 论断 | 可推翻结论的测量 |"
         if chinese
         else "| statement | verdict | claim | measurement that could contradict it |"
     )
     parts = []
-    for document in DOCUMENTS if documents is None else documents:
-        lines = [f"## {document.chinese if chinese else document.title}", "", head, "|---|---|---|---|"]
-        for entry in document.says:
+    for tutorial in TUTORIALS if tutorials is None else tutorials:
+        lines = [f"## {tutorial.chinese if chinese else tutorial.title}", "", head, "|---|---|---|---|"]
+        for entry in tutorial.says:
             words = (entry.chinese, _CHINESE[entry.verdict]) if chinese else (entry.statement, entry.verdict)
             if entry.condition:
                 condition = f"：{entry.condition_in_chinese}" if chinese else f" {entry.condition}"
@@ -129,7 +129,7 @@ def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False
 
 
 def row_in_chinese(entry: Statement) -> str:
-    """Return the Chinese name of a statement's measurement."""
+    """Return a tutorial statement's measurement, named in Chinese."""
     if entry.row_in_chinese:
         return entry.row_in_chinese
     name = Message(entry.row.removesuffix(_DIFFERENCE))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from saccade import masks
-from saccade.engine.block_sparse.selected_blocks import SelectedBlocks, at_positions
+from saccade.engine.block_sparse.selected_blocks_mask import SelectedBlocks, at_positions
 from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import KeyDomain

@@ -1,4 +1,4 @@
-"""However the rows of a plan are grouped, its tiles hold what is allowed, each row once."""
+"""The tiles of a plan hold the allowed pairs, and each row once, for every grouping of rows."""
 
 from collections.abc import Hashable
 
@@ -10,13 +10,13 @@ from tests.masks.test_masks import _covered
 from saccade import masks
 from saccade.plan import ALL, Box, Groups, Triangle, make
 from saccade.plan.key_ranges import KeyDomain, Spans
-from saccade.plan.row_grouping import Layout, Sizes
+from saccade.plan.layout import Layout, Sizes
 
 ODD = masks.Predicate(lambda b, h, q, kv: (q + kv + b) % 3 != 0)
 
 
 class Before(masks.Mask):
-    """A rule of a user's own that knows no bounds, and of a box whether all of it is allowed."""
+    """A user's rule without bounds, which knows of a box only whether all of it is allowed."""
 
     def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return (kv < 4).expand(torch.broadcast_shapes(q.shape, kv.shape))
@@ -43,13 +43,13 @@ RULES = {
 }
 WAYS = {
     "as it is": {},
-    "tiles are free": {"row_grouping.TILE_COST": 0, "plan._ROW_BLOCKS": (5, 2, 1)},
-    "rows apart": {"row_grouping._MAX_RESIDUAL": 1},
-    "few rows": {"row_grouping._MAX_RESIDUAL": 20, "plan._ROW_BLOCKS": (4, 1)},
+    "tiles are free": {"layout.TILE_COST": 0, "row_groups._ROW_BLOCKS": (5, 2, 1)},
+    "rows apart": {"layout._MAX_RESIDUAL": 1},
+    "few rows": {"layout._MAX_RESIDUAL": 20, "row_groups._ROW_BLOCKS": (4, 1)},
     "by a sample": {
-        "row_grouping._MAX_RESIDUAL": 1,
-        "plan._SAMPLE": 3,
-        "row_grouping._FEW_GROUPS": 2,
+        "layout._MAX_RESIDUAL": 1,
+        "layout._SAMPLE": 3,
+        "layout._FEW_GROUPS": 2,
         "plan._MOST_CACHED_TILES": 4,
     },
 }
@@ -78,7 +78,7 @@ def test_only_rules_of_several_terms_overlap() -> None:
 def test_causal_tiles_need_no_residual(
     monkeypatch: pytest.MonkeyPatch, mask: masks.Mask, shape: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", 100)
+    monkeypatch.setattr("saccade.plan.layout._MAX_RESIDUAL", 100)
     tiles = list(mask.plan(*shape).tiles)
     assert len(tiles) == max(step for step, _ in mask.terms())
     for tile in tiles:
@@ -91,7 +91,7 @@ def test_no_residual_is_larger_than_the_largest() -> None:
         some = masks.Blocks(torch.rand(heads, 4, 4) < 0.5, 25)
         plan = (some & masks.Predicate(lambda b, h, q, kv: q >= kv)).plan(100, heads=5)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", 2500)
+            patch.setattr("saccade.plan.layout._MAX_RESIDUAL", 2500)
             sizes = [
                 tile.height * len(strip.keys) * heads
                 for tile in plan.tiles
@@ -108,7 +108,7 @@ def _spans(*of: list[tuple[int, int]]) -> Spans:
 
 
 class Apart(masks.Mask):
-    """Two items and three heads."""
+    """A mask with two items and three heads."""
 
     shape = 2, 3
 
@@ -143,14 +143,14 @@ def test_pairs_are_whole_numbers_however_many() -> None:
 
 @pytest.mark.parametrize("rows", [8, 9, 10])
 def test_few_tiles_are_kept_and_many_are_made_anew(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", 1)
+    monkeypatch.setattr("saccade.plan.layout._MAX_RESIDUAL", 1)
     monkeypatch.setattr("saccade.plan.plan._MOST_CACHED_TILES", 9)
-    monkeypatch.setattr("saccade.plan.row_grouping._FEW_GROUPS", 2)
+    monkeypatch.setattr("saccade.plan.layout._FEW_GROUPS", 2)
     plan = make(ODD, (1, 1, rows, 9), q_first=0, kv_first=0)
     one, other = list(plan.tiles), list(plan.tiles)
     assert one == other
     assert len(one) == rows
     assert [tile is again for tile, again in zip(one, other, strict=True)] == [rows <= 9] * rows
-    monkeypatch.setattr("saccade.plan.row_grouping._FEW_GROUPS", 9)
+    monkeypatch.setattr("saccade.plan.layout._FEW_GROUPS", 9)
     (layout,) = make(ODD, (1, 1, rows, 9), q_first=0, kv_first=0)._layouts
     assert (layout.tiles() is layout.tiles()) == (rows <= 9)

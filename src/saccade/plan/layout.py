@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from saccade.plan.key_ranges import Ints, KeyDomain, Spans, shift_range
-from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Rule, Tile, Triangle
+from saccade.plan.row_groups import Groups
+from saccade.plan.tiles import ALL, Box, ColumnRange, Rule, Tile, Triangle
 
 # Costs in query-key pairs. Starting a tile costs about 30 µs, as much as computing 30,000 pairs of width 64. The
 # fused operation processes short calls more slowly (its inner block is 32, 64 or 256 rows for calls of at least
@@ -22,6 +24,7 @@ _FEW_ROWS = 16
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
 _FEW_GROUPS = 64  # largest number of groups for which the cost of a layout is summed tile by tile
 _FEW_RANGES = 512  # with more groups, number of key ranges in the sample on which their cost is estimated
+_SAMPLE = 1024  # number of groups on which the cost of a larger layout is estimated
 
 
 class Sizes(NamedTuple):
@@ -159,8 +162,25 @@ class Layout:
         return TILE_COST * (1 + gaps) + pairs
 
 
+def estimate(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
+    """Return the cost of a row grouping (inf if infeasible), and a function that builds its layout.
+
+    The second result is the cost of fully visible keys alone. Costs of large groupings are estimated on a sample.
+    """
+    count = len(groups.first)
+    some = groups.at(np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.int64))) if count > _SAMPLE else groups
+    layout = Layout.of(rule, sizes, some)
+    share = count / len(some.first)
+    cost = layout.cost() * share if layout.is_feasible() else math.inf
+    make_layout = (lambda: layout) if some is groups else partial(Layout.of, rule, sizes, groups)
+    return cost, layout.cost_of_fully_visible() * share, make_layout
+
+
 def _cost_of_pair(rows: Any) -> Any:
-    """Return the cost of one pair in a tile of the given height (an int or an array)."""
+    """Return how much a plan charges for one pair, by the height of its tile; 1 in tiles of 768 rows or more.
+
+    The height may be an array.
+    """
     is_high, is_middle = rows >= 768, (rows >= 192) & (rows < 768)
     return is_high + is_middle * (290 / 235) + (rows < 192) * (290 / 190 + _KEY_PRICE / rows)
 

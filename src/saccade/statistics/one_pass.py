@@ -17,7 +17,7 @@ from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
 def compute_by_sweep(
     inputs: AttentionInputs, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo
 ) -> dict[int, Any]:
-    """Compute the statistics that a fused pass over the matrix supports, and return their results by index.
+    """Compute the statistics that a compiled pass over the matrix supports, and return their results by index.
 
     The result is empty if the pass supports no statistic for these inputs.
     """

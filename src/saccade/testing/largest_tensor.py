@@ -1,4 +1,4 @@
-"""Memory measurement for laws: the size of the largest tensor that a computation creates."""
+"""The size of the largest tensor that a computation creates, as a measure of its memory."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from saccade.testing.laws.memory import largest_tensor
+from saccade.testing.largest_tensor import largest_tensor
 
 LIBRARY = torch.library.Library("saccade_test_memory", "DEF")
 LIBRARY.define("gram_sum(Tensor x) -> Tensor")

@@ -15,7 +15,7 @@ CHUNK = 64
 _FLOOR = -1e30  # below every log weight, and finite, so that the difference of two of these is 0 and not NaN
 
 
-class Line(NamedTuple):
+class PairWeights(NamedTuple):
     r"""The weights of earlier keys in each row's sum, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and the segments of rows.
 
     Attributes:
@@ -29,15 +29,15 @@ class Line(NamedTuple):
     key_logs: Tensor | None = None
     segments: Tensor | None = None
 
-    def transposed(self) -> Line:
+    def transposed(self) -> PairWeights:
         """Return the weights of the transposed prefix sum: rows and keys are swapped, and the order is reversed."""
         if self.row_logs is None or self.key_logs is None:
             return self
-        return Line(-self.key_logs, -self.row_logs, self.segments)
+        return PairWeights(-self.key_logs, -self.row_logs, self.segments)
 
-    def at(self, part: slice) -> Line:
+    def at(self, part: slice) -> PairWeights:
         """Return the weights and segments of a range of tokens."""
-        return Line(*(None if x is None else x[..., part] for x in self))
+        return PairWeights(*(None if x is None else x[..., part] for x in self))
 
 
 class Summed(NamedTuple):
@@ -56,14 +56,14 @@ class Summed(NamedTuple):
 
 
 def chunked_sums(
-    a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
+    a: Tensor, b: Tensor, c: Tensor, pair_weights: PairWeights, *, reverse: bool = False, before: Summed | None = None
 ) -> Summed:
     """Compute `prefix_sums` chunk by chunk, starting from the result for earlier tokens. It is not differentiable."""
     batch, heads, length, width = a.shape
     groups = min(heads, b.shape[1])
     out = a.new_empty(batch, heads, length, c.shape[3])
     state = a.new_zeros(batch, groups, width, c.shape[3]) if before is None else before.state
-    is_even = line.key_logs is None and line.segments is None
+    is_even = pair_weights.key_logs is None and pair_weights.segments is None
     carried = Carried.nothing(batch, groups, a) if before is None else before.carried
     starts = range(0, length, CHUNK)
     for start in reversed(starts) if reverse else starts:
@@ -76,10 +76,10 @@ def chunked_sums(
             chunk = (rows @ state).add_(_zero_later_keys(scores, size, reverse) @ brought)
             state.add_(keys.mT @ brought)
         else:
-            chunk_line = line.at(part)
-            scores = _multiply_pairs(scores, size, _pair_weights(chunk_line, reverse)[:, :, None, :, None])
-            chunk = _scaled(rows @ state, carried.share_of(chunk_line)).add_(scores @ brought)
-            state, carried = carried.advanced(state, keys, brought, chunk_line, last=0 if reverse else size - 1)
+            weights_of_chunk = pair_weights.at(part)
+            scores = _multiply_pairs(scores, size, _weights_in_chunk(weights_of_chunk, reverse)[:, :, None, :, None])
+            chunk = _scaled(rows @ state, carried.share_of(weights_of_chunk)).add_(scores @ brought)
+            state, carried = carried.advanced(state, keys, brought, weights_of_chunk, last=0 if reverse else size - 1)
         out[:, :, part] = chunk.reshape(batch, heads, size, -1)
     return Summed(out, state, carried)
 
@@ -102,25 +102,25 @@ class Carried(NamedTuple):
         """Return the scale of the empty state before the first chunk of a prefix sum."""
         return cls(like.new_full((batch, groups), _FLOOR), None)
 
-    def share_of(self, line: Line) -> Tensor:
+    def share_of(self, pair_weights: PairWeights) -> Tensor:
         """Return the weight of the carried state for each row of the next chunk, ``[batch | 1, groups | 1, len]``."""
         logs = torch.zeros_like(self.peak)[..., None]
-        if line.row_logs is not None:
-            logs = self.peak[..., None] - line.row_logs
-        if line.segments is not None and self.segment is not None:
-            is_other = (line.segments != self.segment[:, None])[:, None]
+        if pair_weights.row_logs is not None:
+            logs = self.peak[..., None] - pair_weights.row_logs
+        if pair_weights.segments is not None and self.segment is not None:
+            is_other = (pair_weights.segments != self.segment[:, None])[:, None]
             logs = logs.masked_fill(is_other, -torch.inf)  # before exp, which may overflow there
         return logs.exp()
 
     def advanced(
-        self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
+        self, state: Tensor, keys: Tensor, brought: Tensor, pair_weights: PairWeights, *, last: int
     ) -> tuple[Tensor, Carried]:
         """Return the state and its scale after another chunk of keys. ``last`` is the index of its last key."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
-        logs = line.key_logs
-        if line.segments is not None:
-            segment = line.segments[:, last]
-            is_own = (line.segments == segment[:, None])[:, None]
+        logs = pair_weights.key_logs
+        if pair_weights.segments is not None:
+            segment = pair_weights.segments[:, last]
+            is_own = (pair_weights.segments == segment[:, None])[:, None]
             take = take * is_own
             logs = None if logs is None else logs.masked_fill(~is_own, -torch.inf)
             if self.segment is not None:
@@ -142,13 +142,13 @@ def _zero_later_keys(scores: Tensor, size: int, reverse: bool) -> Tensor:
     return _multiply_pairs(scores, size, (pairs.triu_() if reverse else pairs.tril_())[:, None])
 
 
-def _pair_weights(line: Line, reverse: bool) -> Tensor:
+def _weights_in_chunk(pair_weights: PairWeights, reverse: bool) -> Tensor:
     """Return each key's weight for each row of a chunk, ``[batch | 1, groups | 1, len, len]``, or 0 for later keys."""
     weights: Tensor | int = 1
-    if line.row_logs is not None and line.key_logs is not None:
-        weights = (line.key_logs[:, :, None] - line.row_logs[..., None]).clamp_(max=0.0).exp_()
-    if line.segments is not None:
-        weights = weights * (line.segments[:, :, None] == line.segments[:, None])[:, None]
+    if pair_weights.row_logs is not None and pair_weights.key_logs is not None:
+        weights = (pair_weights.key_logs[:, :, None] - pair_weights.row_logs[..., None]).clamp_(max=0.0).exp_()
+    if pair_weights.segments is not None:
+        weights = weights * (pair_weights.segments[:, :, None] == pair_weights.segments[:, None])[:, None]
     assert isinstance(weights, Tensor)  # the caller passes logs or segments
     return weights.triu() if reverse else weights.tril()
 

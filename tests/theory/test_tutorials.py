@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from saccade import theory
 from saccade.cli.app import app
 from saccade.theory.claim import VERDICTS
-from saccade.theory.documents import DOCUMENTS, listed, tables
+from saccade.theory.tutorials import TUTORIALS, listed, tables
 
 DOCS = Path(__file__).parents[2] / "docs"
-SAID = [said for document in DOCUMENTS for said in document.says]
+SAID = [said for tutorial in TUTORIALS for said in tutorial.says]
 
 
 def command(*arguments):
@@ -22,10 +22,10 @@ def command(*arguments):
 
 
 def test_there_are_five_with_many_statements():
-    assert len(DOCUMENTS) == 5
+    assert len(TUTORIALS) == 5
     assert len(SAID) > 140
-    for document in DOCUMENTS:
-        statements = [said.statement for said in document.says]
+    for tutorial in TUTORIALS:
+        statements = [said.statement for said in tutorial.says]
         assert len(statements) == len(set(statements))
 
 

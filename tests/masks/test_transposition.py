@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from saccade import masks
-from saccade.masks.convert.patterns import transposed
+from saccade.masks.transposition import transposed
 from saccade.testing import CASES
 
 
