@@ -140,7 +140,7 @@ def _packed(starts: Ints, ends: Ints, domain: KeyDomain) -> tuple[Ints, Ints]:
 
 
 def _sort_rows(values: Ints) -> None:
-    """Sort each row in place. Many short rows are sorted column by column, because NumPy's sort has overhead per row."""
+    """Sort each row in place. Many short rows are sorted by columns, because NumPy's sort has overhead per row."""
     rows, slots = values.shape
     if slots > _FEW_SLOTS or rows < _MANY_ROWS:
         values.sort(axis=1, kind="stable")  # rows have one or two sorted parts, which this kind only merges
