@@ -170,7 +170,7 @@ FEATURES: tuple[Feature, ...] = (
         "`nn.LatentAttention`",
         lambda config, model: bool(config.get("kv_lora_rank")),
     ),
-    Feature("keys chosen by an indexer", "由索引器挑选键", "`mechanisms.TopK`", _INDEXER),
+    Feature("keys chosen by an indexer", "由索引器挑选键", "`nn.Indexer`, `mechanisms.TopK`", _INDEXER),
     Feature("learned sinks", "可学习的汇点", "`Softmax(sink_logit=)`", _has_module(r"sinks?|attention_sink(s|_bias)?")),
     Feature(
         "a cap on scores",

@@ -10,6 +10,7 @@ from saccade.caches import (
     CrossCache,
     HeavyHitterCache,
     IndexedCache,
+    IndexedLatentCache,
     Int8Cache,
     KVCache,
     LatentCache,
@@ -45,13 +46,14 @@ EVERY_KIND: dict[str, Callable[[], LayerCache]] = KINDS | {
     "remembered": CompressiveCache,
     "latents": lambda: LatentCache(3),
     "indexed": IndexedCache,
+    "indexed latents": lambda: IndexedLatentCache(3),
     "context": CrossCache,
 }
 
 
 def mechanism_of(name: str, n: int) -> MakesMatrix:
     """Return a mechanism for ``n`` new tokens, two batch items and two key heads, which a kind of cache supports."""
-    if name == "indexed":
+    if name.startswith("indexed"):
         return TopK(LightningIndexer(torch.randn(2, 3, n, 2), torch.randn(2, 1, n, 2), torch.randn(2, 3, n)), 3)
     special = {"sums": Linear, "remembered": lambda: CompressiveMemory(4, 3), "delta rule": Delta}
     return special.get(name, Softmax)()

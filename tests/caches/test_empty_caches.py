@@ -10,6 +10,7 @@ from saccade.caches import (
     Cache,
     CrossCache,
     IndexedCache,
+    IndexedLatentCache,
     KVCache,
     LatentCache,
     SegmentCache,
@@ -39,8 +40,9 @@ def test_an_empty_call_holds_nothing(kind):
         (LatentCache(2), "value"),
         (BlockSelectCache(2, 6), "summary"),
         (IndexedCache(), "index_key"),
+        (IndexedLatentCache(2), "index_key"),
     ],
-    ids=["key", "value", "latent", "summary", "index key"],
+    ids=["key", "value", "latent", "summary", "index key", "index key of latents"],
 )
 def test_tensors_of_an_empty_cache_are_none(cache, name):
     assert getattr(cache, name) is None

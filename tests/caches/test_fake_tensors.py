@@ -34,11 +34,13 @@ def _run(name: str, *, has_padding: bool = False) -> tuple[list[torch.Size], lis
     cache, shapes, sizes = EVERY_KIND[name](), [], []
     for n in (9, 1, 4, 1):
         q, k, v = (torch.randn(2, heads, n, 4) for heads in (4, 2, 2))
-        tensors = (q, k, k[..., :3] if name == "latents" else v)
+        tensors = (q, k, k[..., :3] if "latents" in name else v)
         tensors = (q,) if name == "context" and cache.length else tensors
         where = padded_positions([9, 7]) if has_padding and not cache.length else None
         shapes.append(cache.attend(mechanism_of(name, n), *tensors, mask=masks.Causal(), positions=where).shape)
-        read = None if name == "indexed" else cache.traffic.bytes_read  # the number of selected keys is a value
+        read = (
+            None if name.startswith("indexed") else cache.traffic.bytes_read
+        )  # the number of selected keys is a value
         sizes.append((cache.length, cache.nbytes, read, cache.traffic.bytes_appended))
         cache = cache.fork()
         cache.reorder([1, 0])

@@ -14,6 +14,7 @@ from saccade.caches import (
     CompressiveCache,
     CrossCache,
     IndexedCache,
+    IndexedLatentCache,
     KVCache,
     LatentCache,
     LayerCache,
@@ -31,12 +32,13 @@ KINDS: dict[str, Callable[[], LayerCache]] = cache_kinds.KINDS | {
     "remembered": CompressiveCache,
     "latents": lambda: LatentCache(4),
     "indexed": IndexedCache,
+    "indexed latents": lambda: IndexedLatentCache(4),
 }
 REENTRANT = pytest.mark.parametrize("use_reentrant", [True, False])
 
 
 def mechanism_of(kind: str, q_len: int) -> Mechanism:
-    if kind == "indexed":
+    if kind.startswith("indexed"):
         torch.manual_seed(1)
         return TopK(
             LightningIndexer(torch.randn(1, 2, q_len, 3), torch.randn(1, 1, q_len, 3), torch.ones(1, 2, q_len)), 3
@@ -50,7 +52,7 @@ def attended(kind: str, x: Tensor, cache: LayerCache) -> Tensor:
     out = []
     for part in (x[:, :, :4], x[:, :, 4:5]):
         key = part[:, :, :, :4].contiguous()
-        value = key[..., :4] if kind == "latents" else key.sin()
+        value = key[..., :4] if "latents" in kind else key.sin()
         out.append(cache.attend(mechanism_of(kind, part.shape[2]), part, key, value, mask=CAUSAL))
     return torch.cat(out, 2)
 

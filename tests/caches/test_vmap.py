@@ -14,7 +14,7 @@ from saccade.support.errors import UnsupportedError
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 
-READS_VALUES = ("blocks", "ranked seldom", "sparse", "heavy", "snap", "8 bits", "2 bits", "indexed")
+READS_VALUES = ("blocks", "ranked seldom", "sparse", "heavy", "snap", "8 bits", "2 bits", "indexed", "indexed latents")
 ROUNDED = ("8 bits", "2 bits")  # which read only what they store
 CONTINUED = [name for name in EVERY_KIND if name not in READS_VALUES]
 CASES = [(name, mapped) for name in EVERY_KIND for mapped in ((0, 0, 0), (0, None, None), (None, 0, 0))]
@@ -31,7 +31,7 @@ def _attend(name: str, cache: LayerCache, tensors: Tensors, *stops: int) -> Tens
     for stop in stops:
         torch.manual_seed(stop)
         q, k, v = (x[..., start:stop, :] for x in tensors)
-        new = (q, k, k[..., :3] if name == "latents" else v)
+        new = (q, k, k[..., :3] if "latents" in name else v)
         new = new[:1] if name == "context" and cache.length else new
         outs.append(cache.attend(mechanism_of(name, stop - start), *new, mask=masks.Causal()))
         start = stop

@@ -195,6 +195,8 @@ def refused(rank):
     cross = nn.DecoderLayer(
         nn.MultiHeadAttention(8, 2), nn.FeedForward(8, 16), cross_attention=nn.MultiHeadAttention(8, 2)
     )
+    sizes = {"latent_dim": 4, "head_dim": 4, "rotary_dim": 2}
+    indexed = nn.LatentAttention(8, 2, **sizes, indexer=nn.Indexer(8, 4, num_heads=2, head_dim=4))
     linformer = nn.MultiHeadAttention(8, 2, mechanism=mechanisms.Linformer(8, 4))
     t5 = transformers.T5Model(transformers.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
     bert = transformers.BertModel(transformers.BertConfig(**SMALL, intermediate_size=40))
@@ -228,6 +230,7 @@ def refused(rank):
         lambda: llama(tokens, position_ids=torch.tensor([[3, 4, 5, 7]])),
         lambda: parallelize(twice, cp),
         lambda: parallelize(cross, cp),
+        lambda: parallelize(indexed, cp),
         lambda: parallelize(linformer, cp),
         lambda: parallelize(torch.nn.Linear(2, 2), cp),
         lambda: parallelize(layer, cp, mask=masks.Causal()),
@@ -271,6 +274,7 @@ def test_inexact_models_are_refused():
                 "position_ids neither count the whole sequence nor restart at 0 with each text",
                 "attention is a MultiHeadAttention that already runs over ranks",
                 "DecoderLayer with cross-attention",
+                "LatentAttention that selects keys by their columns, which differ between ranks",
                 "Linformer needs all keys at once",
                 "no attention layer",
                 "mask= is only for transformers models",

@@ -15,7 +15,14 @@ from saccade.integrations.transformers import install
 from saccade.matrix import Matrix
 from saccade.matrix.algebra import Sum
 from saccade.mechanisms.linear_time import LinearTimeMatrix
-from saccade.nn import DifferentialAttention, LatentAttention, MultiHeadAttention, RowAttention, TriangleAttention
+from saccade.nn import (
+    DifferentialAttention,
+    Indexer,
+    LatentAttention,
+    MultiHeadAttention,
+    RowAttention,
+    TriangleAttention,
+)
 from saccade.statistics import TopK
 
 X = torch.randn(2, 7, D, generator=torch.Generator().manual_seed(2))
@@ -167,6 +174,19 @@ OWN = {
     "sink": lambda: (MultiHeadAttention(D, H, mechanism=MECHANISMS["sink"]), X),
     "differential": lambda: (DifferentialAttention(D, 2, layer=1, mask=masks.Causal()), X),
     "latent": lambda: (LatentAttention(D, H, latent_dim=8, head_dim=6, rotary_dim=2, mask=masks.Causal()), X),
+    "indexed": lambda: (
+        LatentAttention(
+            D,
+            H,
+            latent_dim=8,
+            head_dim=6,
+            rotary_dim=2,
+            mask=masks.Causal(),
+            indexer=Indexer(D, 2, num_heads=2, head_dim=4),
+        ),
+        X,
+    ),
+    "selected": lambda: (MultiHeadAttention(D, H, mask=masks.Causal(), mechanism=mechanisms.TopK(2)), X),
     "rows": lambda: (RowAttention(D, H), X[:, None].expand(-1, 3, -1, -1)),
     "triangle": lambda: (TriangleAttention(D, H), X[:, None].expand(-1, 7, -1, -1)),
 }

@@ -24,6 +24,7 @@ from saccade.nn import (
     EncoderStack,
     FeedForward,
     ForgettingAttention,
+    Indexer,
     LatentAttention,
     MixtureOfExperts,
     MultiHeadAttention,
@@ -58,6 +59,9 @@ SOURCES: Makes = {
     "LatentAttention": lambda: LatentAttention(
         16, 4, latent_dim=6, head_dim=6, rotary_dim=2, query_latent_dim=5, rotary=positions.Rotary(2), mask=CAUSAL
     ),
+    "LatentAttention with an indexer": lambda: LatentAttention(
+        16, 4, latent_dim=6, head_dim=6, rotary_dim=2, mask=CAUSAL, indexer=Indexer(16, 3, num_heads=2, head_dim=4)
+    ),
     "DifferentialAttention": lambda: DifferentialAttention(16, 2, mask=CAUSAL, rotary=positions.Rotary(4)),
     "NativeSparseAttention": lambda: NativeSparseAttention(
         16, 4, num_kv_heads=2, mechanism=mechanisms.NativeSparse(2, 2, 2), rotary=positions.Rotary(4)
@@ -84,6 +88,15 @@ SOURCES: Makes = {
         [
             DecoderLayer(one, FeedForward(16, 8))
             for one in (MultiHeadAttention(16, 4, mask=CAUSAL), SharedKeyAttention(16, 4, 0, mask=CAUSAL))
+        ]
+    ),
+    "DecoderStack with a shared selection": lambda: DecoderStack(
+        [
+            DecoderLayer(LatentAttention(16, 4, latent_dim=6, head_dim=6, rotary_dim=2, mask=CAUSAL, **own), one)
+            for own, one in (
+                ({"indexer": Indexer(16, 3, num_heads=2, head_dim=4)}, FeedForward(16, 8)),
+                ({"selection_from": 0}, FeedForward(16, 8)),
+            )
         ]
     ),
     "DecoderStack with a value residual": lambda: DecoderStack(
@@ -355,9 +368,13 @@ def test_projections_may_be_wrapped(name: str) -> None:
 def test_linear_layers_may_be_rounded(name: str) -> None:
     from torch.ao.quantization import quantize_dynamic  # noqa: PLC0415  to be removed from torch; then this test goes
 
-    rounded = quantize_dynamic(_made(name), {nn.Linear}, dtype=torch.qint8)
+    module = _made(name)
+    for part in module.modules():
+        if isinstance(part, Indexer):
+            part.k = 99  # rounded scores select other keys
+    rounded = quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8)
     with torch.no_grad():
-        expected = _out(name, _made(name))
+        expected = _out(name, module)
         assert (_out(name, rounded) - expected).norm() < 0.1 * expected.norm()
 
 

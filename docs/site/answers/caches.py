@@ -45,7 +45,7 @@ def caches_run() -> dict[str, dict[str, float | str]]:
 
 def _error_of(name: str, own: str) -> float:
     query, key, value = tokens()[:3]
-    value = key if name == "LatentCache" else value
+    value = key if name.endswith("LatentCache") else value
     mask = None if name == "CrossCache" else masks.Causal()
     made, parts = cache_named(name), []
     for start, stop in ((0, 12), (12, 13), (13, 17), (17, FEW)):
@@ -54,7 +54,7 @@ def _error_of(name: str, own: str) -> float:
             new = (None, None) if start else (key, value)
             parts.append(made.attend(mechanism_named(own, rows), query[:, :, rows], *new, mask=mask))
             continue
-        mine = mechanism_named(own, rows, rows if name == "IndexedCache" else slice(0, stop))
+        mine = mechanism_named(own, rows, rows if name.startswith("Indexed") else slice(0, stop))
         parts.append(made.attend(mine, query[:, :, rows], key[:, :, rows], value[:, :, rows], mask=mask))
     dense = mechanism_named(own)(query, key, mask=DENSE_RUNS.get(name, mask)) @ value
     return error(torch.cat(parts, 2), dense)
@@ -79,7 +79,8 @@ def sizes_of_caches() -> dict[str, CacheSize]:
     found = {}
     for name in CACHES:
         told = mechanisms_told()
-        own = next((one for one in MECHANISMS if told[one].cache == name), "Softmax")
+        kind = name.replace("IndexedLatent", "Indexed")  # with the same mechanism
+        own = next((one for one in MECHANISMS if told[one].cache == kind), "Softmax")
         held = []
         for length in (SHORT, LONG):
             x, made = torch.zeros(1, 1, length, WIDTH), cache_named(name, WIDTH)

@@ -79,6 +79,7 @@ CACHES = {
     "KVCache": "KVCache()",
     "LatentCache": "LatentCache(head_dim)",
     "IndexedCache": "IndexedCache()",
+    "IndexedLatentCache": "IndexedLatentCache(head_dim)",
     "SinkWindowCache": "SinkWindowCache(4, 8)",
     "SegmentCache": "SegmentCache(8, 4)",
     "BlockSelectCache": "BlockSelectCache(4, 32)",

@@ -12,6 +12,7 @@ from saccade.caches.files.file_contents import Leaf
 from saccade.caches.files.prefix_store import PrefixStore, fingerprint
 from saccade.caches.files.serialize import load_cache, save_cache
 from saccade.caches.indexed_cache import IndexedCache
+from saccade.caches.indexed_latent_cache import IndexedLatentCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
@@ -33,6 +34,7 @@ __all__ = [
     "KVCache",
     "LatentCache",
     "IndexedCache",
+    "IndexedLatentCache",
     "SinkWindowCache",
     "SegmentCache",
     "BlockSelectCache",

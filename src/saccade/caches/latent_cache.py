@@ -82,7 +82,7 @@ class LatentCache(KVCache):
             raise value_error("value", rule, got, hint=hint)
 
     def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
-        if name == "key":
+        if name != "value":
             return super()._write_columns(name, start, new)
         stop = start + new.shape[2]  # the values were written with the keys
         return self._values_in(self._state["key"][:, :, :stop])

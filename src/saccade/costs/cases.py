@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from saccade.caches import Cache, LayerCache
 from saccade.engine import custom_op
 from saccade.masks import Mask, as_mask
-from saccade.mechanisms import CompressiveMemory, Mechanism, NativeSparse, Softmax
+from saccade.mechanisms import CompressiveMemory, Mechanism, NativeSparse, Softmax, TopK
 from saccade.models import (
     Decoder,
     DecoderConfig,
@@ -23,6 +23,7 @@ from saccade.models import (
     EncoderDecoder,
     EncoderDecoderConfig,
 )
+from saccade.nn import Indexer
 from saccade.scores import Score
 from saccade.support.errors import kind, shown, type_error, unsupported
 
@@ -99,7 +100,7 @@ class Subject(NamedTuple):
         if length == 0:
             return {}
         if hasattr(self.module, "new_cache"):
-            if not any(isinstance(part, NativeSparse) for part in self.module.modules()):
+            if not any(isinstance(part, NativeSparse | TopK | Indexer) for part in self.module.modules()):
                 return {}
             cache: Cache | LayerCache = cast("Any", self.module).new_cache()
             self.call(*self.tensors(length), cache=cache)

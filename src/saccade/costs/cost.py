@@ -205,7 +205,7 @@ def cost(
 
     Raises:
         TypeError, ValueError: sizes do not match, or the kind of subject is unknown.
-        UnsupportedError: the operations depend on the values of tensors, as with `saccade.mechanisms.TopK`.
+        UnsupportedError: the operations depend on the values of tensors.
 
     Cost: three dry runs, a second or two; chunked mechanisms take about a second for 4,000 tokens.
 

@@ -11,7 +11,7 @@ from saccade.distributed.context_parallel import ContextParallel
 from saccade.distributed.parallel_mechanism import ParallelMechanism
 from saccade.integrations.replace_attention import is_pretrained
 from saccade.masks import Mask
-from saccade.nn import AttentionPool, DecoderLayer
+from saccade.nn import AttentionPool, DecoderLayer, LatentAttention
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.table_attention import TableAttention
 from saccade.support.errors import unsupported
@@ -79,6 +79,8 @@ def _kind_that_mixes(part: nn.Module) -> str:
     """Return a description of a module that cannot run on part of the sequence, or "" if the module can."""
     if isinstance(part, AttentionLayer) and isinstance(part.mechanism, ParallelMechanism):
         return f"{type(part).__name__} that already runs over ranks"
+    if isinstance(part, LatentAttention) and (part.indexer is not None or part.source is not None):
+        return "LatentAttention that selects keys by their columns, which differ between ranks"
     if isinstance(part, _ALL_ROWS):
         return f"{type(part).__name__}, which mixes tokens of all rows"
     if isinstance(part, DecoderLayer) and part.cross_attention is not None:

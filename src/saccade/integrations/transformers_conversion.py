@@ -9,27 +9,46 @@ from torch import Tensor, nn
 
 from saccade.masks import Causal
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling
-from saccade.nn import DifferentialAttention, LatentAttention
+from saccade.nn import DifferentialAttention, Indexer, LatentAttention
 from saccade.nn.projections import reasons_against_plain
 from saccade.positions import Rotary
 from saccade.support.errors import type_error, unsupported
 from saccade.support.validation import check_type
 
-_LATENT = ("DeepseekV2Attention", "DeepseekV3Attention")
+_INDEXED = ("DeepseekV32Attention", "GlmMoeDsaAttention")
+_LATENT = ("DeepseekV2Attention", "DeepseekV3Attention", *_INDEXED)
 _DIFFERENTIAL = "DiffLlamaAttention"
+_LATENT_PARTS = {
+    "query_latent_projection": "q_a_proj",
+    "query_norm": "q_a_layernorm",
+    "query_projection": "q_b_proj",
+    "latent_projection": "kv_a_proj_with_mqa",
+    "latent_norm": "kv_a_layernorm",
+    "expansion": "kv_b_proj",
+    "output_projection": "o_proj",
+}
+_INDEXER_PARTS = {
+    "indexer.query_projection": "indexer.wq_b",
+    "indexer.key_projection": "indexer.wk",
+    "indexer.key_norm": "indexer.k_norm",
+    "indexer.weight_projection": "indexer.weights_proj",
+}
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
 
 
 def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttention:
     """Convert a transformers attention module to a saccade layer with copied weights and equal outputs.
 
-    ================================================ =================================
+    ================================================ =================================================
     ``DeepseekV2Attention``, ``DeepseekV3Attention`` `saccade.nn.LatentAttention`
+    ``DeepseekV32Attention``, ``GlmMoeDsaAttention`` `saccade.nn.LatentAttention` with an indexer, or with
+                                                     ``selection_from`` if GLM's layer shares a selection
     ``DiffLlamaAttention``                           `saccade.nn.DifferentialAttention`
-    ================================================ =================================
+    ================================================ =================================================
 
     Saccade's layers take only hidden states: positions, rotation and the causal mask are part of the layer. The two
-    heads of a pair are adjacent in saccade, but half the number of heads apart in DiffLlama.
+    heads of a pair are adjacent in saccade, but half the number of heads apart in DiffLlama. A layer that shares a
+    selection runs only in a `saccade.nn.DecoderStack`, at the same index as in the model.
 
     Args:
         module: an attention module of a model, for instance ``model.model.layers[0].self_attn``.
@@ -45,6 +64,8 @@ def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttent
     source: Any = module
     reasons = rope_reasons(source.config.to_dict())
     linear = {name: part for name, part in source.named_children() if name.endswith(("_proj", "_with_mqa"))}
+    if getattr(source, "indexer", None) is not None:
+        linear |= {f"indexer.{name}": part for name, part in source.indexer.named_children() if name != "k_norm"}
     reasons += reasons_against_plain(linear, "saccade's layer")
     if reasons:
         raise unsupported(kind, reasons)
@@ -52,15 +73,16 @@ def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttent
     return layer.to(source.o_proj.weight.device, source.o_proj.weight.dtype).train(source.training)
 
 
-def _rotary(config: Any, head_dim: int, layout: Any) -> Rotary:
+def _rotary(config: Any, head_dim: int, layout: Any, rotary_dim: int | None = None) -> Rotary:
     settings = config.to_dict()
-    return Rotary(head_dim, base=rope_base(settings), layout=layout, scaling=rope_scaling(settings))
+    base, scaling = rope_base(settings), rope_scaling(settings)
+    return Rotary(head_dim, base=base, rotary_dim=rotary_dim, layout=layout, scaling=scaling)
 
 
 def _latent(module: Any) -> LatentAttention:
     config = module.config
-    # DeepSeek-V2 always rotates adjacent channels.
-    is_interleaved = type(module).__name__ == "DeepseekV2Attention" or config.rope_interleave
+    # DeepSeek-V2 and the models with an indexer always rotate adjacent channels.
+    is_interleaved = type(module).__name__ in ("DeepseekV2Attention", *_INDEXED) or config.rope_interleave
     ours = LatentAttention(
         config.hidden_size,
         module.num_heads,
@@ -75,24 +97,39 @@ def _latent(module: Any) -> LatentAttention:
         norm_eps=module.kv_a_layernorm.variance_epsilon,
         dropout_p=module.attention_dropout,
         projection_bias=module.o_proj.bias is not None,
+        **_selection(module),
     )
-    parts = {
-        "query_latent_projection": "q_a_proj",
-        "query_norm": "q_a_layernorm",
-        "query_projection": "q_proj" if module.q_lora_rank is None else "q_b_proj",
-        "latent_projection": "kv_a_proj_with_mqa",
-        "latent_norm": "kv_a_layernorm",
-        "expansion": "kv_b_proj",
-        "output_projection": "o_proj",
-    }
+    parts = _LATENT_PARTS | ({} if ours.indexer is None else _INDEXER_PARTS)
+    if module.q_lora_rank is None:
+        parts = {name: theirs for name, theirs in parts.items() if not theirs.startswith("q_")}
+        parts["query_projection"] = "q_proj"
     state = {
         f"{name}.{parameter}": x
         for name, theirs in parts.items()
-        if getattr(ours, name) is not None
-        for parameter, x in getattr(module, theirs).state_dict().items()
+        for parameter, x in module.get_submodule(theirs).state_dict().items()
     }
     ours.load_state_dict(state)
     return ours
+
+
+def _selection(module: Any) -> dict[str, Any]:
+    """Return the options of a latent layer that select keys: an indexer, or the index of the layer that has one."""
+    theirs, name = getattr(module, "indexer", None), type(module).__name__
+    if name not in _INDEXED:
+        return {}
+    if theirs is None:
+        return {"selection_from": max(i for i in range(module.layer_idx) if module.config.indexer_types[i] == "full")}
+    layout: Any = "half" if name == "DeepseekV32Attention" else "interleaved"
+    ours = Indexer(
+        theirs.hidden_size,
+        theirs.index_topk,
+        num_heads=theirs.n_heads,
+        head_dim=theirs.head_dim,
+        query_dim=theirs.q_lora_rank,
+        rotary=_rotary(module.config, theirs.head_dim, layout, theirs.qk_rope_head_dim),
+        norm_eps=theirs.k_norm.eps,
+    )
+    return {"indexer": ours}
 
 
 def _differential(module: Any) -> DifferentialAttention:

@@ -14,7 +14,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.matrix.attention_matrix import AttentionMatrix, matrix_from_inputs
 
-__all__ = ["SelectedBlocks", "restrict_to_blocks", "select_blocks", "stable_topk"]
+__all__ = ["SelectedBlocks", "reads_only_selected", "restrict_to_blocks", "select_blocks", "stable_topk"]
 
 _BY_BLOCK, _GATHERED = ByBlock(), Gathered()
 _GATHER, _FEW = 32, 8  # cost of a gathered key relative to a key in a tile; maximum number of queries to decode
@@ -38,11 +38,24 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
 
 def _kernel_for(inputs: AttentionInputs, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
     """Return the fastest block-sparse kernel for the inputs, or "auto" if other kernels are needed or faster."""
-    _, heads, q_len, kv_len = inputs.shape
     if _BY_BLOCK.verdict(inputs, Request()).cannot:
         return "auto"
-    if mask.size >= _SMALLEST and q_len > 1:
-        return _BY_BLOCK
-    sharing = heads // max(1, inputs.key.shape[1], mask.index.shape[1])
-    slots = mask.index.shape[3] * mask.size
-    return _GATHERED if slots * _GATHER <= sharing * kv_len or q_len <= _FEW else "auto"
+    if not reads_only_selected(inputs, mask.index.shape[1], mask.index.shape[3], mask.size):
+        return "auto"
+    return _BY_BLOCK if mask.size >= _SMALLEST and inputs.shape[2] > 1 else _GATHERED
+
+
+def reads_only_selected(inputs: AttentionInputs, index_heads: int, slots: int, size: int) -> bool:
+    """Return whether a block-sparse kernel, which reads only selected keys, is faster than a mask over all tiles.
+
+    Args:
+        inputs: the inputs.
+        index_heads: number of heads with a selection of their own.
+        slots: number of blocks that a query reads.
+        size: number of keys in a block.
+    """
+    _, heads, q_len, kv_len = inputs.shape
+    if size >= _SMALLEST and q_len > 1:
+        return True
+    sharing = heads // max(1, inputs.key.shape[1], index_heads)
+    return slots * size * _GATHER <= sharing * kv_len or q_len <= _FEW

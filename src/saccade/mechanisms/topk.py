@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from saccade.caches import IndexedCache, KVCache, LayerCache
-from saccade.matrix import AttentionMatrix
-from saccade.matrix.block_sparse import restrict_to_blocks, select_blocks
-from saccade.mechanisms.base import Mechanism
+from saccade.engine.inputs import AttentionInputs
+from saccade.matrix.block_sparse import select_blocks
+from saccade.mechanisms.selecting import Selecting, has_no_values
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
-from saccade.positions.token_positions import GivenPositions
 from saccade.scorers.key_scorers import DotProducts
 from saccade.scorers.scorer import FunctionScorer, Scorer
-from saccade.support.errors import hidden_by_vmap, kind, type_error
-from saccade.support.torch_modes import CHOSEN_BY_VALUES, is_mapped, is_tracing, outside_graph, without_autocast
+from saccade.support.errors import kind, type_error
 from saccade.support.validation import check_int, check_type, is_integer
 
+_ROWS = 256  # number of rows whose scores a dry run forecasts at a time
 
-class TopK(Mechanism):
+
+class TopK(Selecting):
     r"""Exact softmax over the ``k`` keys, or blocks of keys, that a cheap scorer ranks highest for each query.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in S(i)} \exp(s_{ij'})},\quad j \in S(i), \qquad
@@ -60,6 +59,7 @@ class TopK(Mechanism):
     the product break the graph.
 
     Example:
+        >>> import torch
         >>> from saccade import masks
         >>> from saccade.scorers import DotProducts
         >>> q = k = torch.tensor([[0.0], [3.0], [1.0], [2.0]])[None, None]
@@ -80,7 +80,6 @@ class TopK(Mechanism):
         *,
         softmax: Softmax | None = None,
     ):
-        super().__init__()
         if k is None and is_integer(scorer):
             scorer, k = None, scorer
         if k is None:
@@ -91,10 +90,9 @@ class TopK(Mechanism):
         if isinstance(scorer, type) or not (isinstance(scorer, Scorer) or callable(scorer)):
             rule = "be a Scorer or a function (query, key, rows) -> scores"
             raise type_error("scorer", rule, kind(scorer), hint="saccade.scorers.BlockMeans()")
+        given = check_type("softmax", Softmax() if softmax is None else softmax, Softmax, "be a Softmax or None")
+        super().__init__(check_int("k", k), check_int("block_size", block_size), given)
         self.scorer = scorer
-        self.k, self.block_size = check_int("k", k), check_int("block_size", block_size)
-        given = Softmax() if softmax is None else softmax
-        self.softmax = check_type("softmax", given, Softmax, "be a Softmax or None")
 
     @property
     def _scorer(self) -> Scorer:
@@ -108,7 +106,8 @@ class TopK(Mechanism):
 
     def with_index_key(self, index_key: Tensor) -> TopK:
         """Return this mechanism with the index keys of all tokens so far. Caches call this method."""
-        return TopK(self._scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
+        indexed = TopK(self._scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
+        return self._with_hooks(indexed)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
         return KVCache(max_len) if self.index_key is None else IndexedCache(max_len)
@@ -117,32 +116,15 @@ class TopK(Mechanism):
         biased = TopK(self.scorer, self.k, self.block_size, softmax=self.softmax.with_bias(bias))
         return self._with_hooks(biased)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        mask: object = None,
-        q_positions: GivenPositions = None,
-        kv_positions: GivenPositions = None,
-    ) -> AttentionMatrix:
-        if is_tracing():
-            return outside_graph(self._matrix_of, CHOSEN_BY_VALUES)(query, key, mask, q_positions, kv_positions)
-        return self._matrix_of(query, key, mask, q_positions, kv_positions)
-
-    def _matrix_of(
-        self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
-    ) -> AttentionMatrix:
-        matrix = self.softmax(query, key, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
-        if -(-key.shape[2] // self.block_size) <= self.k or 0 in matrix.shape:
-            return matrix
-        if is_mapped(query) or is_mapped(key):
-            raise hidden_by_vmap("queries and keys")
-        with torch.no_grad(), without_autocast(query.device):
-            given = matrix.inputs.current()
-            score = self._scorer.on(query, key, self.block_size)
-            index = select_blocks(given, score, self.k, self.block_size)
-        return restrict_to_blocks(matrix, index, self.block_size)
+    def _index(self, inputs: AttentionInputs, query: Tensor, key: Tensor) -> Tensor | None:
+        score = self._scorer.on(query, key, self.block_size)
+        if not has_no_values(query):
+            return select_blocks(inputs, score, self.k, self.block_size)
+        q_len, kv_len = inputs.shape[2:]
+        for first in range(0, q_len, _ROWS):
+            last = min(first + _ROWS, q_len)
+            score(range(first, last), max(0, kv_len - q_len + last) if inputs.rule.is_causal else kv_len)
+        return None
 
     def extra_repr(self) -> str:
         return f"{self.scorer}, k={self.k}, block_size={self.block_size}"

@@ -10,6 +10,7 @@ from saccade.nn.differential_attention import DifferentialAttention
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
 from saccade.nn.forgetting_attention import ForgettingAttention
+from saccade.nn.indexer import Indexer
 from saccade.nn.latent_attention import LatentAttention
 from saccade.nn.mixture_of_experts import MixtureOfExperts
 from saccade.nn.native_sparse_attention import NativeSparseAttention
@@ -29,6 +30,7 @@ __all__ = [
     "MultiHeadAttention",
     "QKNorm",
     "LatentAttention",
+    "Indexer",
     "DifferentialAttention",
     "NativeSparseAttention",
     "SharedKeyAttention",

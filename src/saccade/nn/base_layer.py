@@ -57,9 +57,14 @@ class AttentionLayer(ArgumentHints, Layer):
         mask: mask of the module; combined with the mask of each call by ``&``.
         mechanism: computes the attention matrix; `saccade.mechanisms.Softmax` if None.
         dropout_p: dropout of the attention weights, in training only; subclasses check its range.
+
+    Attributes:
+        source: index of the earlier layer of a stack whose keys or selection the layer reads in each call, passed as
+            ``shared``; None if it reads none.
     """
 
     output_projection: nn.Linear
+    source: int | None = None
 
     def __init__(
         self, embed_dim: int, num_heads: int, mask: Mask | None, mechanism: Mechanism | None, dropout_p: float

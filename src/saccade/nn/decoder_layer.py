@@ -15,6 +15,7 @@ from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.norms import Norm, make_norm
 from saccade.nn.shared_keys import SharedKeys
+from saccade.nn.shared_selection import SharedSelection
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error, value_error
@@ -102,7 +103,7 @@ class DecoderLayer(ResidualLayer):
         rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: LayerCache | Cache | None = None,
-        shared: SharedKeys | None = None,
+        shared: SharedKeys | SharedSelection | None = None,
     ) -> Tensor:
         """Apply self-attention, cross-attention if the layer has it, and the feed-forward network.
 
@@ -119,7 +120,8 @@ class DecoderLayer(ResidualLayer):
                 function of positions.
             cache: the cache of earlier calls, from `new_cache`; new tokens are added to it. With cross-attention,
                 ``context`` is projected in the first call and may be omitted in later calls.
-            shared: passes keys and values from one layer's self-attention to another's; see `SharedKeyAttention`.
+            shared: passes keys and values, or selected keys, from one layer's self-attention to another's; see
+                `SharedKeyAttention` and `LatentAttention`.
 
         Returns:
             ``[batch, len, embed_dim]``.

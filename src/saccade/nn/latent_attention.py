@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Never
+from typing import NamedTuple, Never
 
 import torch
 from torch import Tensor, nn
 
-from saccade.caches import CrossCache, KVCache, LatentCache, LayerCache
+from saccade.caches import CrossCache, IndexedCache, IndexedLatentCache, KVCache, LatentCache, LayerCache
 from saccade.engine import dropout
 from saccade.masks import Mask
 from saccade.matrix import Matrix
-from saccade.mechanisms import Softmax
+from saccade.mechanisms import Mechanism, Softmax
 from saccade.mechanisms.readable_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
 from saccade.nn.base_layer import AttentionLayer
+from saccade.nn.indexer import Indexer, check_indexer
 from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSizes, absorb, expand_values
 from saccade.nn.projections import reasons_against_plain, weight_of
+from saccade.nn.shared_selection import SharedSelection
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.scorers import LightningIndexer
 from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import CACHED, is_tracing, outside_graph
 from saccade.support.validation import check_bool, check_choice, check_int, check_number
 
-_Projected = tuple[Tensor, Tensor, Mask | None, Positions | None]
+_ALL_LATENTS = (KVCache, LatentCache, IndexedCache, IndexedLatentCache)  # others expose some latents, or change them
+
+
+class _Projected(NamedTuple):
+    """The projected inputs of a call of latent attention.
+
+    Attributes:
+        heads: the rotated queries, ``[batch, heads, len, head]``.
+        latents: ``[batch, 1, len, cached]``.
+        mask: the combined mask.
+        positions: the positions of the tokens, or None.
+        query_latent: the input of the query projection, ``[batch, len, width]``.
+    """
+
+    heads: Tensor
+    latents: Tensor
+    mask: Mask | None
+    positions: Positions | None
+    query_latent: Tensor
 
 
 class LatentAttention(AttentionLayer):
@@ -40,6 +61,11 @@ class LatentAttention(AttentionLayer):
     latents, which form a single key head shared by all heads, and :math:`W_V` is applied to the result. The expanded
     form is cheaper for a prompt, and the absorbed form for decoding one token. "auto" uses the form with fewer
     multiplications (see `explain`).
+
+    With an ``indexer``, each query attends only to the ``k`` keys with the highest index scores, the same for all heads
+    (DeepSeek-V3.2). Keys are selected among those that the mask allows. Later layers of a `saccade.nn.DecoderStack`
+    with ``selection_from`` have no indexer and attend to the same keys, if their own mask allows them (GLM-5). No
+    gradient flows through the selection.
 
     Args:
         embed_dim: width of the tokens.
@@ -57,13 +83,17 @@ class LatentAttention(AttentionLayer):
         norm_eps: epsilon of the root-mean-square norms of latents.
         dropout_p: dropout of the attention weights, in training only.
         projection_bias: whether the projections to latents and the output projection have a bias.
+        indexer: selects the keys of each query; None to attend to all keys.
+        selection_from: index of the earlier layer of the stack, from 0, whose indexer selects the keys of this layer.
 
     Raises:
         ValueError: incompatible sizes, or inputs of the wrong width.
         UnsupportedError: the form does not support a call. The absorbed form requires the expansion to be a plain
-            linear layer, and the expanded form requires a cache that exposes all latents.
+            linear layer, and the expanded form requires a cache that exposes all latents. An indexer requires a cache
+            with index keys.
 
-    Cost: a cache stores ``latent_dim + rotary_dim`` numbers per token. For the time, see `explain`.
+    Cost: a cache stores ``latent_dim + rotary_dim`` numbers per token, and the index key of an indexer. For the time,
+    see `explain`, and for an indexer `saccade.mechanisms.TopK`.
 
     Example:
         >>> import torch
@@ -77,6 +107,8 @@ class LatentAttention(AttentionLayer):
 
     Reference: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1; 2024, arXiv:2412.19437.
     """
+
+    mechanism: Softmax
 
     def __init__(
         self,
@@ -95,6 +127,8 @@ class LatentAttention(AttentionLayer):
         norm_eps: float = 1e-6,
         dropout_p: float = 0.0,
         projection_bias: bool = False,
+        indexer: Indexer | None = None,
+        selection_from: int | None = None,
     ):
         sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "latent_dim": latent_dim, "head_dim": head_dim}
         for name, size in sizes.items():
@@ -119,6 +153,12 @@ class LatentAttention(AttentionLayer):
         self.latent_norm = nn.RMSNorm(latent_dim, eps)
         self.expansion = nn.Linear(latent_dim, num_heads * (plain + value_dim), bias=False)
         self.output_projection = nn.Linear(num_heads * value_dim, embed_dim, bias=has_bias)
+        check_indexer(indexer, embed_dim, query_dim)
+        self.indexer = indexer
+        if selection_from is not None:
+            self.source = check_int("selection_from", selection_from, 0)
+            if indexer is not None:
+                raise value_error("selection_from", "be None in a layer with an indexer", selection_from)
         self.reset_parameters()
 
     def forward(
@@ -129,6 +169,7 @@ class LatentAttention(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
+        shared: SharedSelection | None = None,
         **unknown: Never,
     ) -> Tensor:
         """Apply latent self-attention to `query`.
@@ -140,7 +181,10 @@ class LatentAttention(AttentionLayer):
             bias: added to the scores of this call, as in `saccade.attention`; with a cache, it must be a function of
                 positions, not a tensor.
             cache: the cache of earlier calls of this layer: a `saccade.caches.LatentCache` from `new_cache`, or another
-                cache of keys and values, which stores the latents as both.
+                cache of keys and values, which stores the latents as both. A layer with an indexer needs a cache of
+                index keys as well.
+            shared: the selection of keys that a layer with an indexer stores in this call, and that one with
+                ``selection_from`` reads; see `DecoderStack`.
 
         Returns:
             ``[batch, len, embed_dim]``.
@@ -149,13 +193,13 @@ class LatentAttention(AttentionLayer):
             raise unexpected_argument(unknown, self.forward)
         if cache is not None and is_tracing() and not is_dry_run():
             outside = outside_graph(self.forward, CACHED)
-            return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)
-        heads, latents, joined, positions = self._project(query, mask, positions, cache)
+            return outside(query, mask=mask, positions=positions, bias=bias, cache=cache, shared=shared)
+        projected = self._project(query, mask, positions, cache)
+        heads, latents, joined, positions, _ = projected
         form = self._form(heads.shape[2], latents.shape[2] + (0 if cache is None else cache.length), cache)
         weight = self.expansion.weight if form == "absorbed" else None
-        mechanism = self.mechanism
-        if bias is not None:
-            mechanism = mechanism.with_bias(bias if cache is None else checks.checked_bias(bias))
+        bias = bias if bias is None or cache is None else checks.checked_bias(bias)
+        mechanism = self._mechanism(query, projected, bias, shared)
         compute_matrix = Expanding(mechanism, self.expansion, self.sizes) if weight is None else mechanism
         heads = heads if weight is None else absorb(heads, weight, self.sizes)
         values, dropout_p = latents[..., : self.sizes.latent], self.dropout_p if self.training else 0.0
@@ -176,19 +220,40 @@ class LatentAttention(AttentionLayer):
         mask: object = None,
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
+        shared: SharedSelection | None = None,
     ) -> Matrix:
-        """Return the lazy attention matrix of a call, ``[batch, num_heads, len, len]``.
+        """Return the lazy attention matrix of a call, ``[batch, num_heads, len, len]``; see `forward`.
 
         In the absorbed form, the matrix has one key head, which contains the latents. In the expanded form, it has
         ``num_heads`` key heads.
         """
-        heads, latents, joined, positions = self._project(query, mask, positions, None)
-        mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
+        projected = self._project(query, mask, positions, None)
+        heads, latents, joined, positions, _ = projected
+        mechanism = self._mechanism(query, projected, bias, shared)
         if self._form(heads.shape[2], latents.shape[2], None) == "absorbed":
             heads = absorb(heads, self.expansion.weight, self.sizes)
             return mechanism(heads, latents, mask=joined, q_positions=positions, kv_positions=positions)
         expanding = Expanding(mechanism, self.expansion, self.sizes)
         return expanding(heads, latents, mask=joined, q_positions=positions, kv_positions=positions).matrix
+
+    def scorer(self, query: Tensor, *, positions: GivenPositions = None) -> LightningIndexer:
+        """Return the scorer of the layer's indexer for a `saccade.statistics.IndexerLoss`.
+
+        Gradients of its scores flow to the indexer's parameters, and no further.
+
+        Args:
+            query: the tokens, ``[batch, len, embed_dim]``.
+            positions: positions of the tokens; see `forward`.
+
+        Raises:
+            UnsupportedError: the layer has no indexer.
+        """
+        if self.indexer is None:
+            hint = "indexer=saccade.nn.Indexer(...)"
+            raise unsupported("scorer", ["the layer has no indexer"], hint=hint)
+        with torch.no_grad():
+            projected = self._project(query, None, positions, None)
+        return self.indexer(query.detach(), projected.query_latent.detach(), positions=projected.positions)
 
     def new_cache(self, max_len: int | None = None) -> LatentCache:
         """Return an empty cache for latents.
@@ -196,7 +261,8 @@ class LatentAttention(AttentionLayer):
         Args:
             max_len: number of tokens to allocate memory for in advance; if None, the cache grows as needed.
         """
-        return LatentCache(self.sizes.latent, max_len)
+        kind = LatentCache if self.indexer is None else IndexedLatentCache
+        return kind(self.sizes.latent, max_len)
 
     def explain(self, q_len: int = 1, kv_len: int | None = None, *, dtype: torch.dtype | None = None) -> str:
         """Describe which form of latent attention a call uses and why, and how large the cache is.
@@ -213,11 +279,12 @@ class LatentAttention(AttentionLayer):
         counts = " and ".join(f"{name} {cost:.2g}" for name, cost in costs.items())
         dtype = self.latent_norm.weight.dtype if dtype is None else dtype
         bytes_each, name = dtype.itemsize, str(dtype).removeprefix("torch.")
-        more = sizes.cached_expanded / sizes.cached
+        cached = sizes.cached + (0 if self.indexer is None else self.indexer.head_dim)
+        more = sizes.cached_expanded / cached
         return (
             f"{q_len:,} on {kv_len:,} tokens: {form}; multiplications: {counts}. "
             f"With many keys, expanded is cheaper from {sizes.crossover:,.0f} queries on. "
-            f"The cache stores {sizes.cached:,} numbers per token, {sizes.cached * bytes_each:,} bytes in {name}; "
+            f"The cache stores {cached:,} numbers per token, {cached * bytes_each:,} bytes in {name}; "
             f"keys and values of all heads would take {sizes.cached_expanded * bytes_each:,} "
             f"bytes, {more:.0f} times as many."
         )
@@ -235,8 +302,7 @@ class LatentAttention(AttentionLayer):
         """
         parts = {"expansion": self.expansion}
         reasons = {"absorbed": reasons_against_plain(parts, "the absorbed form, which multiplies by its weight,")}
-        # Other caches expose only some of the latents, or change them.
-        exposes_all = cache is None or type(cache) in (KVCache, LatentCache)
+        exposes_all = cache is None or type(cache) in _ALL_LATENTS
         reason = f"a {type(cache).__name__} does not return all latents; a LatentCache does"
         reasons["expanded"] = [] if exposes_all else [reason]
         if self.form != "auto":
@@ -249,16 +315,13 @@ class LatentAttention(AttentionLayer):
         return possible[0] if len(possible) == 1 else self.sizes.cheaper(q_len, kv_len)
 
     def _project(self, x: Tensor, mask: object, positions: GivenPositions, cache: LayerCache | None) -> _Projected:
-        """Check and project the inputs of latent attention.
-
-        Returns:
-            The rotated queries, the latents ``[batch, 1, len, cached]``, the combined mask and the positions.
-        """
+        """Check and project the inputs of latent attention."""
         if isinstance(cache, CrossCache):
             rule, hint = "be a self-attention cache", "new_cache() makes one"
             raise value_error("cache", rule, type(cache).__name__, hint=hint)
         if cache is not None:
             checks.check_with_cache(cache, x, None, None, mask, None, self.embed_dim, positions_unknown=False)
+            self._check_selected_from(cache)
         weight = weight_of(self.latent_projection)
         checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
         batch, length, _ = x.shape
@@ -281,4 +344,28 @@ class LatentAttention(AttentionLayer):
             query = torch.cat([plain, self.rotary(part, rotary_positions)], -1)
             rotated = self.rotary(rotated, rotary_positions)
         latents = torch.cat([self.latent_norm(latent), rotated], -1).to(query.dtype)
-        return query, latents, joined, checked
+        return _Projected(query, latents, joined, checked, query_latent)
+
+    def _mechanism(
+        self, x: Tensor, projected: _Projected, bias: Tensor | Bias | None, shared: SharedSelection | None
+    ) -> Mechanism:
+        """Return the mechanism of a call: the layer's softmax, or one that covers only the selected keys."""
+        softmax = self.mechanism if bias is None else self.mechanism.with_bias(bias)
+        if self.indexer is None and self.source is None:
+            return softmax
+        shared = SharedSelection() if shared is None else shared
+        if self.indexer is None:
+            return shared.reuse(softmax)
+        with torch.no_grad():
+            scorer = self.indexer(x, projected.query_latent, positions=projected.positions)
+        return shared.select(softmax, scorer, self.indexer.k)
+
+    def _check_selected_from(self, cache: LayerCache) -> None:
+        """Raise an error unless keys can be selected from those in a cache."""
+        if self.indexer is not None and not isinstance(cache, IndexedCache):
+            reason = f"a {type(cache).__name__} does not store index keys; an IndexedLatentCache does"
+        elif self.source is not None and type(cache) not in _ALL_LATENTS:
+            reason = f"a {type(cache).__name__} does not return all latents; a LatentCache does"
+        else:
+            return
+        raise unsupported("cache", [reason], hint="new_cache() makes one")

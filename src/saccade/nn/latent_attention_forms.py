@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,16 @@ class Expanding(nn.Module):
     def __init__(self, mechanism: Mechanism, expansion: nn.Module, sizes: LatentSizes):
         super().__init__()
         self.mechanism, self.expansion, self.sizes = mechanism, expansion, sizes
+
+    @property
+    def index_key(self) -> Tensor | None:
+        """The index keys of the layer's mechanism, or None if it has none; see `saccade.mechanisms.TopK`."""
+        return getattr(self.mechanism, "index_key", None)
+
+    def with_index_key(self, index_key: Tensor) -> Expanding:
+        """Return this mechanism with the index keys of all tokens so far. Caches call this method."""
+        mechanism: Any = self.mechanism
+        return Expanding(mechanism.with_index_key(index_key), self.expansion, self.sizes)
 
     def forward(
         self,

@@ -7,7 +7,7 @@ from types import NoneType
 import torch
 from torch import Tensor, nn
 
-from saccade.caches import Cache, KVCache, LayerCache
+from saccade.caches import KVCache, LayerCache
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
@@ -131,7 +131,8 @@ class SharedKeyAttention(AttentionLayer):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         width = checks.check_sizes(embed_dim, num_heads, num_kv_heads, embed_dim, head_dim, dropout_p)
         super().__init__(embed_dim, num_heads, mask, mechanism, dropout_p)
-        self.source, self.num_kv_heads, self.head_dim = check_int("source", source, 0), num_kv_heads, width
+        self.source: int | None = check_int("source", source, 0)
+        self.num_kv_heads, self.head_dim = num_kv_heads, width
         checks.check_rotary(rotary, width)
         self.rotary: nn.Module | None = rotary
         self.qk_norm = check_type("qk_norm", qk_norm, (QKNorm, NoneType), "be a saccade.nn.QKNorm or None")
@@ -243,36 +244,6 @@ class SharedKeyAttention(AttentionLayer):
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-
-
-def shared_options(layers: nn.ModuleList, mixes: Tensor | None) -> list[dict[str, SharedKeys]]:
-    """Return keyword arguments, one dictionary per layer, that let layers share keys and values within one call.
-
-    Args:
-        layers: the layers of a stack.
-        mixes: the weights of the first layer's values in each later layer, and of that layer's own, ``[layers - 1,
-            2]``; None without a value residual.
-    """
-    if mixes is not None:
-        first = SharedKeys()
-        return [{"shared": one} for one in (first, *(MixedValues(first, weights) for weights in mixes))]
-    sources = {layer.attention.source for layer in layers if isinstance(layer.attention, SharedKeyAttention)}
-    shared = {index: SharedKeys() for index in sources}
-    options = []
-    for index, layer in enumerate(layers):
-        source = layer.attention.source if isinstance(layer.attention, SharedKeyAttention) else index
-        options.append({"shared": shared[source]} if source in shared else {})
-    return options
-
-
-def caches_per_layer(layers: nn.ModuleList, cache: Cache) -> list[LayerCache | Cache]:
-    """Return one cache per layer. A layer that reads the keys of an earlier layer gets that layer's cache."""
-    stored = iter(cache)
-    caches: list[LayerCache | Cache] = []
-    for layer in layers:
-        attention = layer.attention
-        caches.append(caches[attention.source] if isinstance(attention, SharedKeyAttention) else next(stored))
-    return caches
 
 
 def _cached(cache: LayerCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

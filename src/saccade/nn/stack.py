@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from saccade.caches import Cache, LayerCache
 from saccade.engine.nested import check_dense
 from saccade.matrix import Matrix
-from saccade.mechanisms import Forgetting
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.base_layer import Layer
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
-from saccade.nn.shared_keys import SharedKeyAttention, caches_per_layer, shared_options
+from saccade.nn.shared_keys import SharedKeyAttention
+from saccade.nn.sharing import caches_per_layer, check_sources, shared_options
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import ArgumentHints
@@ -104,9 +104,9 @@ class DecoderStack(ArgumentHints, Layer):
 
     Raises:
         TypeError: an entry is not a `DecoderLayer`.
-        ValueError: there is no layer, only some layers have cross-attention, a `SharedKeyAttention` reads a layer that
-            does not come before it or does not fit, or values cannot be mixed; in calls, the cache belongs to a
-            different model.
+        ValueError: there is no layer, only some layers have cross-attention, a layer reads the keys or the selection of
+            a layer that does not come before it or does not fit, or values cannot be mixed; in calls, the cache
+            belongs to a different model.
 
     Example:
         >>> import torch
@@ -127,7 +127,7 @@ class DecoderStack(ArgumentHints, Layer):
         if len({layer.cross_attention is not None for layer in self.layers}) > 1:
             rule = "all have cross_attention, or all have none"
             raise value_error("layers", rule, "layers with and without cross_attention")
-        _check_sources(self.layers)
+        check_sources(self.layers)
         if check_bool("value_residual", value_residual):
             _check_value_residual(self.layers)
         weights = torch.full((len(self.layers) - 1, 2), 0.5)
@@ -206,32 +206,10 @@ class DecoderStack(ArgumentHints, Layer):
 
 
 def _matrix_of(layer: DecoderLayer, x: Tensor, options: dict[str, Any]) -> Matrix:
-    """Return the lazy self-attention matrix of a layer, which may read the keys of an earlier layer."""
-    if isinstance(layer.attention, SharedKeyAttention):
-        return layer.attention.matrix(layer.attention_norm(x) if layer.norm_first else x, **options)
+    """Return the lazy self-attention matrix of a layer, which may read keys or a selection of an earlier layer."""
+    if layer.attention.source is not None:
+        return layer.attention.matrix(layer.attention_norm(x) if layer.norm_first else x, **options)  # it takes shared
     return layer.matrix(x, **{name: option for name, option in options.items() if name != "shared"})
-
-
-def _check_sources(layers: nn.ModuleList) -> None:
-    """Raise an error unless each layer that shares keys can read those of an earlier layer."""
-    for index, layer in enumerate(layers):
-        reader = layer.attention
-        if not isinstance(reader, SharedKeyAttention):
-            continue
-        if reader.source >= index:
-            raise value_error(f"source of layer {index}", "be an earlier layer", reader.source)
-        source, name = layers[reader.source].attention, f"attention of layer {reader.source}, a source,"
-        if not isinstance(source, MultiHeadAttention) or source.convolution is not None:
-            rule = "be a MultiHeadAttention without a short convolution"
-            raise value_error(name, rule, type(source).__name__)
-        sizes = [source.num_kv_heads, source.head_dim]
-        if sizes != [reader.num_kv_heads, reader.head_dim]:
-            raise value_error(name, f"have {reader.num_kv_heads} key heads of width {reader.head_dim}", sizes)
-        if isinstance(source.mechanism, Forgetting) and not isinstance(reader.mechanism, Forgetting):
-            rule = f"be a Forgetting, because the keys of layer {reader.source} contain forget gates"
-            raise value_error(f"mechanism of layer {index}", rule, type(reader.mechanism).__name__)
-        if layer.cross_attention is not None:
-            raise value_error(f"layer {index}", "have no cross_attention, since it reads keys of another layer", "one")
 
 
 def _check_value_residual(layers: nn.ModuleList) -> None:

@@ -18,6 +18,7 @@ from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
 from saccade.caches.files.file_contents import Contents, MisfitError
 from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
 from saccade.caches.indexed_cache import IndexedCache
+from saccade.caches.indexed_latent_cache import IndexedLatentCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
@@ -37,6 +38,7 @@ _KINDS = {
         KVCache,
         LatentCache,
         IndexedCache,
+        IndexedLatentCache,
         BlockSelectCache,
         SinkWindowCache,
         SegmentCache,
