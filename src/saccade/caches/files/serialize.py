@@ -14,6 +14,7 @@ from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
+from saccade.caches.entry_cache import EntryCache
 from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
 from saccade.caches.files.file_contents import Contents, MisfitError
 from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
@@ -45,6 +46,7 @@ _KINDS = {
         Int8Cache,
         QuantizedCache,
         CompressiveCache,
+        EntryCache,
         RecurrentCache,
         CrossCache,
     )
