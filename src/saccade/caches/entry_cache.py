@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.caches.buffers import empty, usable
 from saccade.caches.cache import LayerCache
-from saccade.caches.call_arguments import Call, Traffic, check_readable
+from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix
@@ -28,11 +28,11 @@ class CompressesBlocks(Protocol):
 
     @property
     def parts(self) -> Tensor:
-        """The projected new tokens from which entries are computed, ``[batch, 1, q_len, width]``."""
+        """The projected new tokens from which entries are computed, ``[batch, kv_heads, q_len, width]``."""
         ...
 
     def compress(self, parts: Tensor, first: int) -> tuple[Tensor, Tensor | None]:
-        """Return the entries of all complete blocks in ``parts``, and their index keys, ``[batch, 1, blocks, dim]``.
+        """Return the entries of all complete blocks in ``parts``, and their index keys, ``[batch, kv_heads, blocks, dim]``.
 
         Args:
             parts: projected tokens. With overlapping blocks and ``first > 0``, they begin with the previous block.
@@ -90,7 +90,7 @@ class EntryCache(LayerCache):
         >>> layer = CompressedAttention(16, 4, head_dim=8, rotary_dim=4, block_size=4, window=6)
         >>> cache, x = layer.new_cache(), torch.randn(1, 30, 16)
         >>> with torch.no_grad():
-        ...     out = torch.cat([layer(x[:, :17], cache=cache), *(layer(x[:, i : i + 1], cache=cache) for i in range(17, 30))], 1)
+        ...     out = torch.cat([layer(part, cache=cache) for part in x.split([17, *[1] * 13], 1)], 1)
         >>> torch.allclose(out, layer(x), atol=1e-5), cache.entries.shape
         (True, torch.Size([1, 1, 7, 8]))
 
@@ -112,7 +112,7 @@ class EntryCache(LayerCache):
 
     @property
     def entries(self) -> Tensor | None:
-        """The entries of all finished blocks, ``[batch, 1, blocks, head_dim]``; None before the first call."""
+        """The entries of all finished blocks, ``[batch, kv_heads, blocks, head_dim]``; None before the first call."""
         if not self._state:
             return None
         return self._state["keys"][:, :, self.window : self.window + self.length // self.block_size]
@@ -152,8 +152,8 @@ class EntryCache(LayerCache):
     def _step(self, call: Call, blocks: CompressesBlocks, entries: Tensor, index_keys: Tensor | None) -> Tensor:
         """Attend with one new token to a full window and all entries, without copying them."""
         start, total = self.length, (self.length + 1) // self.block_size
-        keys = self._with_entries("keys", self.window, entries)
-        index_key = None if index_keys is None else self._with_entries("index_keys", 0, index_keys)
+        keys = self._with_entries("keys", self.window, entries, call.key)
+        index_key = None if index_keys is None else self._with_entries("index_keys", 0, index_keys, call.key)
         slot = keys.narrow(2, start % self.window, 1)
         before = slot.clone()
         slot.copy_(call.key)
@@ -209,21 +209,24 @@ class EntryCache(LayerCache):
 
     def _write(self, key: Tensor, entries: Tensor, index_keys: Tensor | None) -> None:
         """Store new entries, and the new keys that are in the window of later tokens."""
-        keys, stop = self._with_entries("keys", self.window, entries), self.length + key.shape[2]
+        keys, stop = self._with_entries("keys", self.window, entries, key), self.length + key.shape[2]
         last = min(self.window, key.shape[2])
         slots = torch.arange(stop - last, stop, device=key.device) % self.window
-        keys.index_copy_(2, slots, key[:, :, key.shape[2] - last :])
+        keys[:, :, slots] = key[:, :, key.shape[2] - last :]
         if index_keys is not None:
-            self._with_entries("index_keys", 0, index_keys)
+            self._with_entries("index_keys", 0, index_keys, key)
 
-    def _with_entries(self, name: str, before: int, new: Tensor) -> Tensor:
-        """Write new entries into a state tensor after ``before`` other columns, and return a view of all columns."""
+    def _with_entries(self, name: str, before: int, new: Tensor, like: Tensor) -> Tensor:
+        """Write new entries into a state tensor after ``before`` other columns, and return a view of all columns.
+
+        New memory is allocated like ``like``, which has all dimensions that `vmap` maps.
+        """
         count = self.length // self.block_size
         x, start, stop = self._state.get(name), before + count, before + count + new.shape[2]
         is_read_only = x is not None and x.is_inference() and not torch.is_inference_mode_enabled()
         if x is None or stop > x.shape[2] or name in self._shared or is_read_only:
             room = max(_SMALLEST, 2 * count) if self.max_len is None else self.max_len // self.block_size
-            grown = empty(new, (*new.shape[:2], max(stop, before + room), new.shape[3]))
+            grown = empty(like, (*new.shape[:2], max(stop, before + room), new.shape[3]))
             if x is None:
                 grown[:, :, :before].zero_()  # slots of the window are saved to files even if they are unused
             else:
@@ -235,12 +238,11 @@ class EntryCache(LayerCache):
 
     def _check_call(self, call: Call, parts: Tensor) -> None:
         """Raise an error unless the new tokens continue those in the cache, and have the same widths."""
-        check_readable(call.query, call.key, parts)
         if call.value is not call.key:
             rule, hint = "be the key itself: only keys are stored", "KVCache() stores separate keys and values"
             raise value_error("value", rule, "another tensor", hint=hint)
         first = self.length if not len(call.positions) else call.positions.consecutive_start()
-        if first != self.length and (call.positions.run is not None or has_values(call.positions.on())):
+        if first != self.length:
             reason = "blocks are counted from position 0, without gaps, and are the same for all batch items"
             raise unsupported("positions", [reason], hint="one text at a time, each with its own cache")
         pending = self._state.get("pending")
@@ -264,11 +266,13 @@ class EntryCache(LayerCache):
         length, width = contents.position("length"), contents.count("head_dim")
         count, extra = length // self.block_size, self.block_size if self.overlap and length >= self.block_size else 0
         sizes = {"slots": self.window + count, "entries": count, "open": length % self.block_size + extra}
-        return sizes | {"kv_heads": 1, "head_dim": width, "value_dim": width}
+        return sizes | {"head_dim": width, "value_dim": width}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         if contents.has("next") or self._tokens.after != self.length:
             raise contents.misfit("next")
+        keys = state["keys"]
+        contents.check_room(keys, state.get("index_keys", keys[..., :0]), (self.max_len or 0) // self.block_size)
 
 
 def _bytes_read(matrix: AttentionMatrix, keys: Tensor) -> int:

@@ -16,6 +16,7 @@ from saccade.positions import Rotary
 from saccade.positions.token_positions import GivenPositions
 from saccade.scorers import LightningIndexer
 from saccade.support.numerics import wide_dtype
+from saccade.support.torch_modes import is_tracing
 
 
 class BlockCompressor(Layer):
@@ -54,24 +55,24 @@ class BlockCompressor(Layer):
         return torch.cat([self.content_projection(x), self.gate_projection(x)], -1)
 
     def forward(self, parts: Tensor, first: int) -> Tensor:
-        """Return the entries of all complete blocks, ``[batch, 1, blocks, width]``.
+        """Return the entries of all complete blocks, ``[batch, heads, blocks, width]``.
 
         Args:
-            parts: projected tokens, ``[batch, 1, len, parts_dim]``. With ``overlap`` and ``first > 0``, they begin with
+            parts: projected tokens, ``[batch, heads, len, parts_dim]``. With ``overlap`` and ``first > 0``, they begin with
                 the block before the first one.
             first: index of the first block.
         """
         size = self.block_size
         count = parts.shape[2] // size
-        blocks = parts[:, 0, : count * size].unflatten(1, (count, size))
+        blocks = parts[:, :, : count * size].unflatten(2, (count, size))
         content, gate = blocks.chunk(2, -1)
         gate = gate.to(wide_dtype(gate.dtype)) + self.position_bias
         if self.overlap:
             content, gate = (
                 _with_previous(x, fill, has_previous=first > 0) for x, fill in ((content, 0.0), (gate, -torch.inf))
             )
-        weights = gate.softmax(2).to(content.dtype)
-        return self.norm((content * weights).sum(2))[:, None].to(parts.dtype)
+        weights = gate.softmax(3).to(content.dtype)
+        return self.norm((content * weights).sum(3)).to(parts.dtype)
 
     def reset_parameters(self) -> None:
         """Initialize the projections with Xavier-uniform weights, and the biases of places with zeros."""
@@ -84,13 +85,20 @@ class BlockCompressor(Layer):
 
 
 def _with_previous(x: Tensor, fill: float, *, has_previous: bool) -> Tensor:
-    """Return each block's second half of channels, after the first half of the block before: ``[batch, blocks, 2 *
-    size, width]``. Without a block before the first one, its place has the value ``fill``.
+    """Return the first half of the channels of the block before, and then the second half of each block's own.
+
+    Args:
+        x: ``[batch, heads, blocks, size, 2 * width]``.
+        fill: the value in place of a block before the first one.
+        has_previous: whether the first block is only the one before the second.
+
+    Returns:
+        ``[batch, heads, blocks, 2 * size, width]``, or one block fewer with ``has_previous``.
     """
     earlier, own = x.chunk(2, -1)
     if not has_previous:
-        return torch.cat([F.pad(earlier, (0, 0, 0, 0, 1, 0), value=fill)[:, :-1], own], 2)
-    return torch.cat([earlier[:, :-1], own[:, 1:]], 2)
+        return torch.cat([F.pad(earlier, (0, 0, 0, 0, 1, 0), value=fill)[:, :, :-1], own], 3)
+    return torch.cat([earlier[:, :, :-1], own[:, :, 1:]], 3)
 
 
 class EntryIndexer(Layer):
@@ -176,9 +184,10 @@ class BlockReader:
         return matrix
 
     def _rotated(self, entries: Tensor, first: int) -> Tensor:
-        size = self.compressor.block_size
-        positions = range(first * size, (first + entries.shape[2]) * size, size)
-        return rotate_end(self.rotary, entries, positions)
+        size, stop = self.compressor.block_size, first + entries.shape[2]
+        if is_tracing():  # a range would fix the length in the graph
+            return rotate_end(self.rotary, entries, size * torch.arange(first, stop, device=entries.device))
+        return rotate_end(self.rotary, entries, range(first * size, stop * size, size))
 
 
 def rotate_end(rotary: Rotary | None, x: Tensor, positions: range | Tensor, *, is_inverse: bool = False) -> Tensor:

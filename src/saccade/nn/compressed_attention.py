@@ -22,7 +22,7 @@ from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
-from saccade.support.torch_modes import CACHED, has_values, is_tracing, outside_graph
+from saccade.support.torch_modes import CACHED, is_tracing, outside_graph
 from saccade.support.validation import check_bool, check_int, check_number, check_type
 
 
@@ -176,7 +176,7 @@ class CompressedAttention(AttentionLayer):
             matrix, keys = _full_run(blocks, heads, key, joined)
             out = matrix.matmul(keys, dropout_p=dropout_p)
         else:
-            out = cache.attend(blocks, heads, key, key, mask=joined, positions=places, dropout_p=dropout_p)
+            out = cache.attend(blocks, heads, key, key, mask=joined, dropout_p=dropout_p)
         out = rotate_end(self.rotary, out, places.given, is_inverse=True).transpose(1, 2).flatten(2)
         if self.output_latent_projection is not None:
             out = self.output_latent_projection(out)
@@ -190,7 +190,7 @@ class CompressedAttention(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> AttentionMatrix:
-        """Return the lazy attention matrix, ``[batch, num_heads, len, len // block_size + len]``: entries, then tokens."""
+        """Return the lazy attention matrix, ``[batch, num_heads, len, entries + len]``. Its first columns are entries."""
         heads, key, joined, _, blocks = self._heads(query, mask, positions, bias, None)
         return _full_run(blocks, heads, key, joined)[0]
 
@@ -234,8 +234,7 @@ class CompressedAttention(AttentionLayer):
         places = Positions.between(start, start + length)
         if positions is not None:
             given = Positions.of(positions, length=length, batch=batch)
-            is_known = given.run is not None or has_values(given.on())
-            if length and is_known and given.consecutive_start() != start:
+            if length and given.consecutive_start() != start:
                 reason = "blocks are counted from position 0, without gaps; a mask can hide padding on the right"
                 raise unsupported("positions", [reason], hint="one text at a time, or masks.Padding(lengths)")
         latent = x

@@ -228,6 +228,8 @@ def _new_cache(contents: Contents) -> LayerCache:
             if prompt not in ("dense", "sparse"):
                 raise contents.misfit(name)
             settings[name] = prompt
+        elif name == "overlap":
+            settings[name] = contents.value(name)  # the cache requires a bool
         elif name == "rotary":
             settings[name] = None if contents.value(name) is None else _rotary(contents.part(name))
         else:
