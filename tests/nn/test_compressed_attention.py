@@ -234,7 +234,10 @@ def test_a_compiled_layer_is_one_graph_without_a_selection() -> None:
     [
         ({"bias": ALiBi(HEADS)}, "an entry stands for a block of tokens"),
         ({"mask": masks.Documents([10, 19])}, "Documents is neither Causal nor padding on the right"),
-        ({"mask": masks.Padding([10, N], side="left", padded_len=N)}, "Padding is neither Causal nor padding on the right"),
+        (
+            {"mask": masks.Padding([10, N], side="left", padded_len=N)},
+            "Padding is neither Causal nor padding on the right",
+        ),
         ({"positions": [[-1, *range(N - 1)], [*range(N)]]}, "blocks are counted from position 0"),
         ({"positions": range(1, N + 1)}, "blocks are counted from position 0"),
     ],
