@@ -32,7 +32,9 @@ class CompressesBlocks(Protocol):
         ...
 
     def compress(self, parts: Tensor, first: int) -> tuple[Tensor, Tensor | None]:
-        """Return the entries of all complete blocks in ``parts``, and their index keys, ``[batch, kv_heads, blocks, dim]``.
+        """Return the entries of all complete blocks in ``parts``, and their index keys.
+
+        Both are ``[batch, kv_heads, blocks, width]``; without an indexer, the index keys are None.
 
         Args:
             parts: projected tokens. With overlapping blocks and ``first > 0``, they begin with the previous block.

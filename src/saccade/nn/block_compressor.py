@@ -58,8 +58,8 @@ class BlockCompressor(Layer):
         """Return the entries of all complete blocks, ``[batch, heads, blocks, width]``.
 
         Args:
-            parts: projected tokens, ``[batch, heads, len, parts_dim]``. With ``overlap`` and ``first > 0``, they begin with
-                the block before the first one.
+            parts: projected tokens, ``[batch, heads, len, parts_dim]``. With ``overlap`` and ``first > 0``, they begin
+                with the block before the first one.
             first: index of the first block.
         """
         size = self.block_size

@@ -190,7 +190,7 @@ class CompressedAttention(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> AttentionMatrix:
-        """Return the lazy attention matrix, ``[batch, num_heads, len, entries + len]``. Its first columns are entries."""
+        """Return the lazy attention matrix, ``[batch, num_heads, len, entries + len]``, of entries and tokens."""
         heads, key, joined, _, blocks = self._heads(query, mask, positions, bias, None)
         return _full_run(blocks, heads, key, joined)[0]
 
