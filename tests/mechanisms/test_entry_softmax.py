@@ -94,6 +94,11 @@ def test_other_masks_are_refused() -> None:
     assert softmax.reasons(masks.Causal() & masks.Padding([3])) == ()
     assert "Documents is neither" in softmax.reasons(masks.Documents([3]))[0]
     assert "Padding is not causal" in softmax.reasons(masks.Padding([3]))[0]
+    x = torch.randn(1, 1, 3, 4)
+    with pytest.raises(NotImplementedError, match="Documents is neither Causal nor padding on the right"):
+        softmax(x, x, mask=masks.Documents([3]))
+    with pytest.raises(ValueError, match="positions must be None, because the columns determine them"):
+        softmax(x, x, q_positions=range(3), kv_positions=range(3))
 
 
 @pytest.mark.parametrize("change", [{"window": 6}, {"offset": 4}, {"last": 2}])

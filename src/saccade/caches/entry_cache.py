@@ -11,7 +11,6 @@ from saccade.caches.buffers import empty, usable
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
-from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.positions.token_positions import GivenPositions, Positions
@@ -47,7 +46,7 @@ class CompressesBlocks(Protocol):
         query: Tensor,
         key: Tensor,
         *,
-        mask: Mask | None,
+        mask: object,
         q_positions: GivenPositions,
         kv_positions: GivenPositions,
         entries: int,

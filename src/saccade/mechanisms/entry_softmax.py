@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.masks import Causal, Mask, sliding_window
+from saccade.masks import Causal, Mask, as_mask, sliding_window
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.block_sparse import restrict_to_blocks, stable_topk
 from saccade.mechanisms.native_sparse import reasons_against_blocks
@@ -20,7 +20,7 @@ from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.positions.token_positions import GivenPositions
 from saccade.scorers import LightningIndexer
-from saccade.support.errors import hidden_by_vmap
+from saccade.support.errors import hidden_by_vmap, unsupported, value_error
 from saccade.support.torch_modes import CHOSEN_BY_VALUES, is_mapped, is_tracing, outside_graph, without_autocast
 from saccade.support.validation import check_int
 
@@ -161,12 +161,17 @@ class EntrySoftmax(Softmax):
             window_first: whether the columns are the tokens of the window, in any order, and then the entries, all of
                 them visible to a single query.
         """
+        if not (q_positions is None and kv_positions is None):
+            raise value_error("positions", "be None, because the columns determine them", "positions")
         q_len, kv_len = query.shape[2], key.shape[2]
         stored = kv_len - entries - q_len  # tokens before the queries
         start = stored if start is None else start
         rule: EntriesAndWindow | None = None
         if not window_first:
-            causal = mask if isinstance(mask, Mask) else Causal()
+            causal = Causal() if mask is None else as_mask(mask, (*query.shape[:3], kv_len))
+            reasons = self.reasons(causal)
+            if reasons:
+                raise unsupported(type(self).__name__, reasons)
             rule = EntriesAndWindow(causal, entries, entries + stored - start, self.window, self.block_size)
         if indexer is None or self.k is None or (not is_tracing() and entries <= self.k) or 0 in query.shape:
             return super().forward(query, key, mask=rule)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix
 from saccade.mechanisms.entry_softmax import EntrySoftmax
 from saccade.nn.base_layer import Layer
@@ -167,10 +166,10 @@ class BlockReader:
         query: Tensor,
         key: Tensor,
         *,
-        mask: Mask | None,
+        mask: object,
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
-        entries: int,
+        entries: int = 0,
         start: int | None = None,
         index_key: Tensor | None = None,
         window_first: bool = False,
@@ -180,6 +179,7 @@ class BlockReader:
         if index_key is not None and self.index_query is not None and self.index_weight is not None:
             indexer = LightningIndexer(self.index_query, index_key, self.index_weight)
         options = {"entries": entries, "start": start, "indexer": indexer, "window_first": window_first}
+        options |= {"q_positions": q_positions, "kv_positions": kv_positions}
         matrix: AttentionMatrix = self.softmax(query, key, mask=mask, **options)
         return matrix
 
