@@ -1,4 +1,4 @@
-"""What does additive attention cost beside its usual form, which builds a tensor of queries x keys x hidden units?"""
+"""Cost of additive attention beside its usual form, which builds a tensor of queries x keys x hidden units."""
 
 import functools
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What does a trainable bias cost: a full one, and a table of distances, which SDPA must be given written out?"""
+"""Cost of a trainable bias: a full one, and a table of distances, which SDPA needs expanded to all pairs."""
 
 import functools
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How much faster is a BigBird layer than that of transformers, per pair that is seen?
+"""Speed of a BigBird layer beside that of transformers, per visible pair.
 
 The layer of transformers draws random blocks only in training, and different ones, so outputs cannot be compared: each
 side is checked against its dense mask. Our random blocks may overlap the window, theirs do not; the ratio is therefore

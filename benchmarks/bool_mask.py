@@ -1,4 +1,4 @@
-"""What does a mask cost that is given as a bool tensor of all pairs?"""
+"""Cost of a mask that is given as a bool tensor of all pairs."""
 
 from collections.abc import Iterator
 from functools import partial

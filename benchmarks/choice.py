@@ -1,4 +1,4 @@
-"""Does ``impl="auto"`` choose well: how many times slower is it than the best kernel that can run, over many inputs?"""
+"""Quality of the choices of ``impl="auto"``: its time beside the best kernel that can run, over many inputs."""
 
 import itertools
 import random
@@ -84,7 +84,7 @@ class Choice(NamedTuple):
 
     @property
     def is_sensible(self) -> bool:
-        """Whether the mask fits these lengths and the dense tensors are not too large."""
+        """Return whether the mask fits these lengths and the dense tensors are not too large."""
         written_out = self.terms in ("bias", "bias, trained") or self.mask == "dense"
         return not (self.length == 1 and self.mask == "grid") and not (written_out and self.length > 2048)
 
@@ -120,7 +120,7 @@ class Sides(NamedTuple):
 
     @property
     def backward(self) -> bool:
-        """Whether gradients are computed, too."""
+        """True if gradients are computed, too."""
         return self.tensors[0].requires_grad
 
     def run(self, impl: str) -> object:
@@ -154,7 +154,7 @@ class Verdict(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times slower "auto" is than the best kernel."""
+        """The time of "auto" as a multiple of the best kernel's."""
         return self.auto / self.seconds
 
     def row(self, choice: Choice) -> Row:

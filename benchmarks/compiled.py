@@ -1,4 +1,4 @@
-"""How much faster is the compiled kernel than those that run without it, and than SDPA where nothing is hidden?"""
+"""Speed of the compiled kernel beside those that run without it, and beside SDPA if no pair is hidden."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""How near to what is measured does `saccade.cost` come, which runs nothing?"""
+"""Accuracy of `saccade.cost`, which runs nothing, beside measured time and memory."""
 
 import itertools
 import time
@@ -67,7 +67,7 @@ def _module(module: nn.Module, length: int, inputs: Tensor, mask: Mask | None = 
             return out.mean()
         return nn.functional.cross_entropy(out.flatten(0, -2), torch.zeros(out.shape[:-1], dtype=torch.long).flatten())
 
-    # Of Adam's tensors nothing is measured here.
+    # Adam's tensors are not measured here.
     told = cost(module, length, mask=mask, optimizer_tensors=0)
     held = inputs.nbytes + sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
     leaves = (*(x for x in (inputs,) if x.requires_grad),)

@@ -1,4 +1,4 @@
-"""How much faster is a decode step with shared key heads than SDPA's, and how near is it to reading the bytes once?"""
+"""Speed of a decode step with shared key heads beside SDPA's, and beside reading the same bytes once."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from saccade.mechanisms import Softmax
 HEADS, KV_HEADS, DIM = 32, 8, 128
 TARGETS = {torch.float32: {8192: 2.5, 32768: 2.3}, torch.bfloat16: {8192: 2.5, 32768: 1.7}}
 ELSEWHERE = {torch.float32: 2.3, torch.bfloat16: 1.7}
-"""On processors that the others are not for."""
+"""Targets on processors for which there are no others."""
 OF_SUM = 0.6
 EXTRA = 150e-6
 TITLE = f"decode, one token, {HEADS} query heads and {KV_HEADS} key heads of {DIM}"
@@ -65,7 +65,7 @@ def case(n: int, dtype: torch.dtype, heads: int = HEADS, kv_heads: int = KV_HEAD
     key, value = (torch.randn(1, kv_heads, n, dim).to(dtype) for _ in range(2))
     cache = KVCache(n)
     past, last = (slice(0, n - 1), slice(n - 1, n))
-    # What the prompt's own queries see does not matter here: as little as possible.
+    # The results of the prompt's own queries do not matter here, so that they see as little as possible.
     cache.attend(_SOFTMAX, query[:, :, past], key[:, :, past], value[:, :, past], mask=masks.Window(0, 0))
     token = (query[:, :, last].clone(), key[:, :, last].clone(), value[:, :, last].clone())
     cache.attend(_SOFTMAX, *token, mask=_CAUSAL)

@@ -1,4 +1,4 @@
-"""How does non-local means as attention compare with scikit-image's, in time, memory and quality?"""
+"""Time, memory and quality of non-local means as attention beside scikit-image's."""
 
 import functools
 from collections.abc import Iterator

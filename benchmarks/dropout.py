@@ -1,4 +1,4 @@
-"""How much faster, and in how much less memory, is training with dropout than SDPA's quadratic path?"""
+"""Time and memory of training with dropout beside SDPA's quadratic path."""
 
 import functools
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How fast is generation at a long context beside transformers' own, with the same weights and the same tokens?"""
+"""Speed of generation at a long context beside that of transformers, with the same weights and the same tokens."""
 
 import itertools
 import statistics

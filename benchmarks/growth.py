@@ -1,4 +1,4 @@
-"""How do time and memory grow with the length, and what does exact causal attention over 100,000 tokens need?"""
+"""Growth of time and memory with the length, and the cost of exact causal attention over 100,000 tokens."""
 
 import functools
 import math

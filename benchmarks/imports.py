@@ -1,4 +1,4 @@
-"""How much longer than ``import torch`` does ``import saccade`` take? In fresh processes, in turns.
+"""Time of ``import saccade`` beyond that of ``import torch``, in fresh processes, in turns.
 
 ``python -m benchmarks.imports [ROUNDS]`` prints medians, in milliseconds of the clock and of the processor. Other
 processes disturb the first more than the second. The end of the process, which collects garbage once more, is left out.

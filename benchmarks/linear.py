@@ -1,4 +1,4 @@
-"""How much faster is causal linear attention than performer-pytorch's causal loop, and does it stay linear?"""
+"""Speed of causal linear attention beside performer-pytorch's causal loop, and its growth with the length."""
 
 import functools
 import importlib
@@ -76,7 +76,7 @@ class Case:
         return self.performer(self.query, self.key, mask=mask) @ self.value
 
     def their_performed(self, product: Callable[[Tensor, Tensor, Tensor], Tensor], factor: float = 1.0) -> Tensor:
-        """Theirs, features included: those of the package, without the 1e-4 that it adds to each, where it is there."""
+        """Run their Performer, with the package's features if installed, without the 1e-4 that it adds to each."""
         found = package()
         if found is None:
             return product(*(factor * self._features(x) for x in (self.query, self.key)), self.value)

@@ -1,4 +1,4 @@
-"""How much faster is a Longformer layer than that of transformers, with the same projections?
+"""Speed of a Longformer layer beside that of transformers, with the same projections.
 
 Theirs has projections of its own for global tokens. They are compared twice: with weights copied from the others, where
 ours is one mask and what theirs spends on the copies is taken off its time; and with weights of their own, where ours

@@ -1,4 +1,4 @@
-"""What does it cost to look: every statistic of a head beside the product that the head is for?"""
+"""Cost of every statistic of a head beside the product that the head computes."""
 
 import functools
 from collections.abc import Iterator

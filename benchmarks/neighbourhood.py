@@ -1,4 +1,4 @@
-"""How much faster is a neighbourhood on a grid than SDPA with a dense mask, and what do squares of rows save?"""
+"""Speed of a neighbourhood on a grid beside SDPA with a dense mask, and the pairs that squares of rows save."""
 
 import functools
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How much faster is the library than packages with attention of their own, where they compute the same?"""
+"""Speed of this library beside packages with attention of their own that compute the same."""
 
 from collections.abc import Iterator
 

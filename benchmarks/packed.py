@@ -1,4 +1,4 @@
-"""How much faster are packed documents than a padded batch, and than SDPA with a dense block mask?"""
+"""Speed of packed documents beside a padded batch, and beside SDPA with a dense block mask."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

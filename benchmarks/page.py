@@ -1,4 +1,4 @@
-"""How large is a page of 10,000 tokens in 144 heads, how soon is it open, and does it keep up while one pans?"""
+"""Size of a page of 10,000 tokens in 144 heads, the time until it is open, and its frame rate during panning."""
 
 import base64
 import json

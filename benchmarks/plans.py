@@ -1,4 +1,4 @@
-"""What does it cost to plan a million tokens?"""
+"""Cost of a plan for a million tokens."""
 
 import functools
 import gc
@@ -28,8 +28,24 @@ MAKERS: dict[str, Callable[[int], Mask]] = {
     "causal, steps of 64 and ±127": lambda n: masks.Causal() & (masks.Window(127, 0) | masks.Strided(64)),
     "neighbours within 7 on a square": lambda n: masks.Neighborhood(_side(n), _side(n), 7),
     "block diffusion, blocks of 1,024": lambda n: masks.BlockDiffusion(1024, length=n // 2),
+    "a tree: prompts with 4 answers of 4 ends": lambda n: masks.Tree(_answers(n)),
     "causal documents of 512": lambda n: masks.Documents([512] * (n // 512), rule=masks.Causal()),
 }
+
+
+@functools.cache
+def _answers(n: int) -> tuple[int, ...]:
+    """Return parents of ``n`` tokens: prompts of 1,024, each with 4 answers of 512 that have 4 ends of 256."""
+    parents: list[int] = []
+    while len(parents) < n:
+        prompt = len(parents) + 1023
+        parents += [-1, *range(prompt - 1023, prompt)]
+        for _ in range(4):
+            answer = len(parents) + 511
+            parents += [prompt, *range(answer - 511, answer)]
+            for _ in range(4):
+                parents += [answer, *range(len(parents), len(parents) + 255)]
+    return tuple(parents[:n])
 
 
 def _side(n: int) -> int:

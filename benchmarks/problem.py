@@ -78,5 +78,5 @@ class Problem:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether several query heads share keys."""
+        """True if several query heads share keys."""
         return self.kv_heads not in (None, self.heads)

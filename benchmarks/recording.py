@@ -1,4 +1,4 @@
-"""What does it cost to look inside a transformers model, beside running it, and beside eager attention's weights?"""
+"""Cost of recording a transformers model, beside running it, and beside the weights of eager attention."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How much faster are recurrences than the torch forms that transformers runs without kernels for a GPU?
+"""Speed of recurrences beside the torch forms that transformers runs without kernels for a GPU.
 
 ``python -m benchmarks.recurrences`` prints the memory and CPU time of rules that transformers lacks, by length.
 """
@@ -33,7 +33,7 @@ TARGETS = {"gated delta": 2.5, "SSD": 5.0, "lightning": 1.8, "KDA": 15.0}
 BACKWARD, MEMORY = 6.0, 4.0
 SIZES, MOST_SLOPE = tuple(1 << power for power in range(12, 17)), 1.05
 LENGTHS, FEW_HEADS = (8192, 65536), 1
-"""Lengths between which the growth of time and memory is told, for rules that transformers has not, with few heads."""
+"""Lengths between which time and memory must not grow too fast, for rules that transformers lacks, with few heads."""
 TITLE = f"recurrences, n={N}, {HEADS} heads of {DIM}, float32, beside transformers' torch forms"
 TITLE_ZH = f"递归，{N:,} 个词元，{HEADS} 个头，每头宽 {DIM}，float32，与 transformers 的 torch 写法相比"
 
@@ -172,7 +172,7 @@ GROWTH = {
     "RWKV-7": (rwkv7, 1.1),
     "mesa": (mesa, 1.1),
 }
-"""What grows, and the largest slope of its time; the slope of its memory is at most 1.1."""
+"""Each rule whose growth is measured, and the largest slope of its time; the slope of its memory is at most 1.1."""
 
 
 def grown(name: str, n: int) -> Call:

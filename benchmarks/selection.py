@@ -1,4 +1,4 @@
-"""How much faster is attention to one block of keys in sixteen, chosen for each query, than dense attention?"""
+"""Speed of attention to one block of keys in sixteen, chosen for each query, beside dense attention."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What does a short sequence cost beside SDPA, where every microsecond of Python shows?"""
+"""Cost of a short sequence beside SDPA, where every microsecond of Python shows."""
 
 import itertools
 from collections.abc import Iterator

@@ -160,4 +160,4 @@ SIDES: dict[str, Callable[[Problem], Side]] = {
     "x-transformers": x_transformers,
     **{impl: functools.partial(ours, impl=impl) for impl in ("native", "fused", "tiled", "reference")},
 }
-"""By the names that the command line takes."""
+"""The sides by their names on the command line."""

@@ -1,4 +1,4 @@
-"""How much less does a step read, and how much faster is it, that reads chosen blocks; and what does a prefix save?"""
+"""Bytes and time of a decode step that reads chosen blocks, beside a full one; and the saving by a stored prefix."""
 
 import tempfile
 from collections.abc import Iterator

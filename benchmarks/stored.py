@@ -1,4 +1,4 @@
-"""How much faster is exact attention that never stores its weights than attention that does, as textbooks write it?"""
+"""Speed of exact attention that never stores its weights, beside textbook attention that does."""
 
 import itertools
 from collections.abc import Iterator

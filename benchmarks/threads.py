@@ -1,4 +1,4 @@
-"""Does a window keep its speed with one thread, with two, with all, and beside a busy process of two threads?"""
+"""Speed of a window with one thread, with two, with all, and beside a busy process of two threads."""
 
 from collections.abc import Iterator
 

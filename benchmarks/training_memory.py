@@ -1,4 +1,4 @@
-"""How much less memory does training with a window, a relative bias and dropout take than on torch's layers?"""
+"""Memory of training with a window, a relative bias and dropout beside torch's layers."""
 
 import copy
 import functools

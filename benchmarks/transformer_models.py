@@ -1,4 +1,4 @@
-"""How much faster, and in how much less memory, are whole models of transformers on our attention than on theirs?"""
+"""Time and memory of whole models of transformers with our attention beside theirs."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""How much faster is a window of ±256 at 8,192 tokens than SDPA with a dense mask, and than FlexAttention?"""
+"""Speed of a window of ±256 at 8,192 tokens beside SDPA with a dense mask and FlexAttention."""
 
 import functools
 from collections.abc import Iterator

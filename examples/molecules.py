@@ -22,7 +22,7 @@ BONDS = ["none", "SINGLE", "DOUBLE", "TRIPLE", "AROMATIC"]
 TARGETS = ("balaban", "logp")
 MOST_CHARGE, MOST_HYDROGENS, MOST_NEIGHBOURS = 1, 4, 6
 KINDS = (len(ELEMENTS), MOST_HYDROGENS + 1, MOST_NEIGHBOURS + 1, 2 * MOST_CHARGE + 1)
-"""How many values there are of each number that an atom has."""
+"""The number of values of each number that an atom has."""
 
 
 class Molecule(NamedTuple):

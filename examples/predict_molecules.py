@@ -93,7 +93,7 @@ def split(found: Sequence[Molecule]) -> Split:
 
 
 Graph = tuple[Tensor, Tensor, Tensor]
-"""Of a molecule its atoms ``[n, 4]``, its bonds ``[n, n]`` and how far apart its atoms are ``[n, n]``."""
+"""A molecule as a graph: its atoms ``[n, 4]``, its bonds ``[n, n]``, and the distances of its atoms ``[n, n]``."""
 
 
 def graphs(found: Sequence[Molecule], reach: int) -> list[Graph]:

@@ -38,7 +38,7 @@ from saccade.models import Encoder, EncoderConfig
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNK, CLS, SEP, MASK = range(5)
 SHARES = (0.1, 0.35, 0.3, 0.25)
-"""How often a text is drawn from each source: stories are few, but nearest to what is spoken today."""
+"""The share of texts drawn from each source: stories are few, but nearest to what is spoken today."""
 LENGTHS = (16, 32, 64, 128)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-# Whether saccade-cpu is installed must change nothing: tests of it ask for impl="native". All others pass with
+# Tests must not depend on whether saccade-cpu is installed: those of it ask for impl="native". All others pass with
 # SACCADE_CPU=on too, where `auto` asks it first: those that are about another kernel ask for that one by name.
 os.environ.setdefault("SACCADE_CPU", "off")
 # On processors with AVX2, products of MKL depend on the alignment of memory unless told otherwise; tests compare bits.

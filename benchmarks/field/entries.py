@@ -57,4 +57,4 @@ ENTRIES = (
     Entry("torch", COMPILED, ("cpu", "cuda"), only=FEW),
     *(Entry(library.package, peer) for library in _LIBRARIES for peer in library.peers),
 )
-"""In the order of the table."""
+"""The entries in the order of the table."""

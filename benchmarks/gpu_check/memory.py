@@ -73,7 +73,7 @@ def _growth(context: Context, name: str, mask: masks.Mask, impl: Any) -> Finding
     rise = slope(lengths, [max(1, peak) for peak in peaks])
     told = ", ".join(f"{peak / 2**20:.0f}" for peak in peaks)
     text = f"slope {rise:.2f} from {lengths[0]:,} to {lengths[-1]:,} tokens ({told} MiB), at most {_MOST_SLOPE}"
-    # Of a rehearsal everything is counted that was allocated, not the peak.
+    # A rehearsal counts all memory that was allocated, not the peak.
     ok = rise <= _MOST_SLOPE if context.level == "cuda" else None
     return Finding(title, text, ok, {"slope": rise, "bytes": peaks}, headline=True)
 

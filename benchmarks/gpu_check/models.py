@@ -179,7 +179,7 @@ def _generate(model: nn.Module, tokens: Tensor, its: Model) -> tuple[str, bool]:
         for each, own in ((model, options), (stock, {}))
     )
     same = ours.sequences == theirs.sequences
-    # Where two tokens are nearly as likely, bfloat16 may choose the other: up to there logits must agree.
+    # If two tokens are nearly as likely, bfloat16 may choose the other: up to there logits must agree.
     agreeing = int(same.all(0).long().cumprod(0).sum()) - tokens.shape[1]
     steps = min(agreeing + 1, _NEW_TOKENS)
     errors = [_difference(a, b) for a, b in zip(ours.logits[:steps], theirs.logits[:steps], strict=True)]

@@ -21,7 +21,7 @@ from saccade.positions import ALiBi, Clipped
 __all__ = ["KERNELS", "SIZES", "VARIANTS", "measure"]
 
 KERNELS = ("sdpa", "varlen", "tiled", "flex")
-"""In this order: all but the last run without a compiler, which takes seconds for each mask."""
+"""The kernels in the order of their runs. Only the last needs a compiler, which takes seconds for each mask."""
 _RUNS = {"sdpa": ("full", "causal"), "varlen": ("full", "causal", "window", "documents")}
 """Variants that a kernel must run; the others run all. It may refuse the rest."""
 _REACH, _SOFTCAP = 64, 20.0

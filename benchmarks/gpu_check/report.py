@@ -88,7 +88,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every step ran to its end and found nothing wrong."""
+        """True if every step ran to its end and found nothing wrong."""
         return self.done and all(step.status == "ok" for step in self.steps)
 
     def write(self) -> None:

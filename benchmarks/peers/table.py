@@ -24,7 +24,7 @@ from saccade.testing.report import Result, Verdict
 __all__ = ["COMMAND", "LIBRARIES", "PEERS", "Finding", "command", "find", "written"]
 
 LIBRARIES = (TORCH, FLEX, X_TRANSFORMERS, LOCAL_ATTENTION, LONGFORMER, BIGBIRD, PERFORMER, FLA)
-"""In the order of the document."""
+"""The libraries in the order of the document."""
 PEERS = tuple(peer for library in LIBRARIES for peer in library.peers)
 
 COMMAND = "python -m benchmarks.peers"

@@ -22,7 +22,7 @@ TABLES: tuple[Callable[[str], str], ...] = (
     *mechanism_tables.TABLES,
     *cache_tables.TABLES,
 )
-"""In the order of the page."""
+"""All tables in the order of the page."""
 _TABLE = re.compile(r"^\|.*?\n(?=\n|\Z)", re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""What one of several processes finds: ``python -m tests.auditing.rank_process RANK SIZE FILE CASE ...``."""
+"""Audits by one of several processes: ``python -m tests.auditing.rank_process RANK SIZE FILE CASE ...``."""
 
 import datetime as dt
 import json
@@ -15,7 +15,7 @@ WIDTH, LENGTH, BORDER = 24, 40, 20
 
 
 class Gathered(torch.autograd.Function):
-    """Rows of all processes in all of them; that of torch.distributed.nn mixes up gradients that are transposed."""
+    """An all-gather of rows. That of torch.distributed.nn gives wrong gradients if they are transposed."""
 
     @staticmethod
     def forward(ctx, rows):
@@ -35,7 +35,7 @@ gathered = Gathered.apply
 
 
 class ContextParallel(Mixer):
-    """Rows of this process, keys of all.
+    """A mixer with the rows of this process and the keys of all processes.
 
     ``forgets``: "documents" in keys of other processes, or the "key" before its first row.
     ``is_local``: it is given, and gives, its own rows alone.
@@ -76,7 +76,7 @@ class Sharded(torch.nn.Module):
 
 
 class Unsteady(torch.nn.Module):
-    """Other noise in every process and run."""
+    """A model whose output has different noise in every process and run."""
 
     def __init__(self, whole):
         super().__init__()
@@ -130,7 +130,7 @@ def together(model, tokens, **options):
 
 
 def told(name):
-    """The claims of a case, or why there are none."""
+    """Return the claims of a case, or the reason why there are none."""
     tokens = torch.randint(40, (1, LENGTH), generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     try:

@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb, to_rgba
 from saccade import audit, masks, models, viz
 from saccade.auditing.report import COLOURS
 
-# What dichromats see of linear red, green and blue: Machado, Oliveira and Fernandes 2009, severity 1; and no colour.
+# Matrices for linear red, green and blue as seen by dichromats: Machado et al. 2009, severity 1; and without colour.
 SEEN_BY = {
     "everybody": np.eye(3),
     "protanopes": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -91,7 +91,7 @@ def test_a_rule_that_was_not_given_is_called_assumed():
 
 @pytest.mark.parametrize("who", SEEN_BY)
 def test_the_colours_differ_in_contrast(who):
-    """By contrast (WCAG 2) of at least 1.4, so that no two are apart in hue alone."""
+    """All pairs of colours have a contrast (WCAG 2) of at least 1.4, so that no two differ in hue alone."""
     srgb = np.array([to_rgb(ink) for ink in COLOURS.values()])
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     light = (linear @ np.array(SEEN_BY[who]).T).clip(0, 1) @ [0.2126, 0.7152, 0.0722] + 0.05

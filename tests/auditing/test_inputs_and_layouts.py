@@ -15,7 +15,7 @@ def ids(batch=2, length=12):
 
 
 class GPT(nn.Module):
-    """As nanoGPT: all rows of logits only if it is given targets."""
+    """A model like nanoGPT: all rows of logits only if it is given targets."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class GPT(nn.Module):
 
 
 class Segments(nn.Module):
-    """As BERT-pytorch: two tensors of ids, and a mask of ints."""
+    """A model like BERT-pytorch: two tensors of ids, and a mask of ints."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Segments(nn.Module):
 
 
 class Memory(nn.Module):
-    """As torch's decoder: two tensors of vectors."""
+    """A model like torch's decoder: two tensors of vectors."""
 
     def forward(self, tgt, memory):
         return tgt.cumsum(1) + memory.mean(1, keepdim=True)

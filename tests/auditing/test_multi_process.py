@@ -1,4 +1,4 @@
-"""Models that several processes run together or as replicas: each finds the same, and none waits forever."""
+"""Audits of models that several processes run together or as replicas: all find the same, and none waits forever."""
 
 import json
 import os
@@ -15,7 +15,7 @@ LIMIT = 120  # seconds; a few are enough
 
 
 def run(path, size, *cases):
-    """What each process says of each case, after all have ended."""
+    """Start one process for each rank; return for each case the results of all processes."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(["src", *sys.path])}
     parts = [
         subprocess.Popen(
@@ -40,7 +40,7 @@ def run(path, size, *cases):
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """Of two processes, which are started once."""
+    """Return the results of two processes, which are started once for all tests."""
     return run(tmp_path_factory.mktemp("ranks"), 2, *CASES)
 
 

@@ -17,7 +17,7 @@ RULES = {
 
 
 def product(rules, batch, length):
-    """By the definition, layer by layer."""
+    """Return the reachable pairs by definition, layer by layer."""
     found = torch.eye(length).expand(batch, -1, -1)
     for rule in rules:
         own = rule.to_dense(length, batch=batch, heads=rule.shape[1]).any(1) | torch.eye(length, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""A gradient of 0 is called blind only where no other input and no wider float shows that the token is seen."""
+"""A gradient of 0 is called blind only if no other input and no wider float shows that the token is seen."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def tokens(length=LENGTH):
 
 
 def saturated(hidden=None):
-    """Queries so large that softmax gives most keys less than float32 holds."""
+    """Return a model with queries so large that most softmax weights underflow in float32."""
     model = small(CAUSAL, lambda: {1: Layer(WIDTH, Mixer(WIDTH, CAUSAL, hidden=hidden))}, layers=2)
     for layer in model.layers:
         with torch.no_grad():
@@ -30,7 +30,7 @@ def saturated(hidden=None):
 
 
 class Recurrence(nn.Module):
-    """x_1, x_2 + r x_1, ...; where told, one token is not taken in."""
+    """The recurrence x_1, x_2 + r x_1, ...; the token ``hidden``, if given, is left out."""
 
     def __init__(self, rate, hidden=None, only_float32=False):
         super().__init__()
@@ -52,7 +52,7 @@ def recurrent(rate, **options):
 
 
 def is_zero_somewhere(model, name, inputs):
-    """Whether the last row of a module, in the model's own dtype, has a gradient of 0 by a token before it."""
+    """Return whether the last row of a module has a gradient of 0 by an earlier token, in the model's own dtype."""
     subject = ModelUnderTest(model, inputs)
     last = Probe(name, 0, inputs.shape[1] - 1)
     whole = torch.ones(inputs.shape, dtype=torch.bool)

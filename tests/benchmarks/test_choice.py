@@ -1,4 +1,4 @@
-"""How the choice of a kernel is judged."""
+"""Tests of the benchmark that judges the choice of a kernel."""
 
 import pytest
 import torch

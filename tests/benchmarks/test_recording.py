@@ -1,4 +1,4 @@
-"""What the benchmark checks before it times, at a tiny size."""
+"""Tests of the checks that the recording benchmark makes before it times, at a tiny size."""
 
 import pytest
 import torch

@@ -67,7 +67,7 @@ def _qkv(length: int, batch: int = 2) -> list[Tensor]:
 
 
 def _hidden(q: Tensor, k: Tensor, rule: masks.Mask, name: str, budget: int, ends: tuple[int, int]) -> Tensor:
-    """By the book: which of the keys so far the last query reads, bool [batch, kv_heads, keys]."""
+    """Return the keys that the last query reads by definition, bool [batch, kv_heads, keys]."""
     batch, _, length, _ = k.shape
     finished = (length - 1) // SIZE
     sinks, local = ends

@@ -1,4 +1,4 @@
-"""BlockSelectCache: which blocks a step reads under rules of all kinds, told from the rule's table and plain loops."""
+"""Tests of the blocks that a step of BlockSelectCache reads under all kinds of rules, against plain loops."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ def _steps(cache: BlockSelectCache, mechanism: Softmax, qkv: list[Tensor], promp
 
 
 def _read(q: Tensor, k: Tensor, allowed: Tensor, budget: int, ends: tuple[int, int]) -> Tensor:
-    """Which columns the last query reads, bool ``[batch, kv_heads, columns]``, of those allowed to each head."""
+    """Return the columns that the last query reads among those allowed, bool ``[batch, kv_heads, columns]``."""
     (batch, heads, length), kv_heads = allowed.shape, k.shape[1]
     finished, group = (length - 1) // SIZE, heads // kv_heads
     read = torch.zeros(batch, kv_heads, length, dtype=torch.bool)
@@ -97,7 +97,7 @@ def test_the_first_step_beyond_the_budget_leaves_blocks_out(budget: int) -> None
 
 
 def test_items_of_a_ragged_batch_read_no_block_for_nothing() -> None:
-    """Each item reads what its budget holds, and the table is as wide as the item that needs most blocks."""
+    """Each item reads as many blocks as its budget holds, and the table is as wide as the largest number of blocks."""
     positions = torch.stack([torch.arange(31), torch.where(torch.arange(31) % 4 == 1, torch.arange(31) // 4, -1)])
     token, summaries = 2 * 2 * DIM * 8 * 2, 2 * 2 * 7 * 2 * DIM * 8
     for ragged, blocks in ((positions, 7), (padded_positions([31, 9], side="left"), 3)):
@@ -121,7 +121,7 @@ def test_summaries_are_those_of_the_tokens_and_of_no_padding(side: str) -> None:
 
 
 class Told(BlockScorer):
-    """Scores that were told beforehand, in a narrow type."""
+    """A scorer that returns given scores, in a narrow type."""
 
     def __init__(self, scores: Tensor):
         self.scores = scores

@@ -26,7 +26,7 @@ def _qkv(length: int) -> list[Tensor]:
 
 
 def _read(q: Tensor, k: Tensor, table: Tensor, ends: tuple[int, int]) -> Tensor:
-    """By the book: which of the columns so far the last query reads, bool [batch, kv_heads, columns]."""
+    """Return the columns that the last query reads by definition, bool [batch, kv_heads, columns]."""
     finished = (table.shape[1] - 1) // SIZE
     read = torch.zeros(2, KV_HEADS, table.shape[1], dtype=torch.bool)
     read[:, :, finished * SIZE :] = True

@@ -1,4 +1,4 @@
-"""What is handed to a cache: looked at before anything is kept, and handed on as it was said."""
+"""Arguments of a cache are checked before anything is stored, and are passed on unchanged."""
 
 from typing import ClassVar
 
@@ -45,7 +45,7 @@ def test_tensors_of_another_type_are_refused(which: tuple[int, ...]) -> None:
 
 
 class Asked(LayerCache):
-    """Remembers what it was asked."""
+    """A cache that stores the call it receives."""
 
     leaves: ClassVar = ()
 

@@ -1,4 +1,4 @@
-"""What layers remember of a context: projected and appended once, read by every call, and with a memory of its own."""
+"""Tests of CrossCache: a context is projected and appended once and read by every call, with one memory per layer."""
 
 import pytest
 import torch

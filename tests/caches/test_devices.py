@@ -1,4 +1,4 @@
-"""What a cache makes stands where the keys are, and not where torch makes tensors when nothing is said."""
+"""Caches make their tensors on the device of the keys, not on torch's default device."""
 
 from collections.abc import Callable
 from pathlib import Path

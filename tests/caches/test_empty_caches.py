@@ -1,4 +1,4 @@
-"""What caches say before they hold anything, and of all layers of a model together."""
+"""Tests of empty caches, and of the caches of all layers of a model together."""
 
 import pytest
 import torch

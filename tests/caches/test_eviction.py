@@ -39,7 +39,7 @@ KINDS = {
 def _dense(
     q: Tensor, k: Tensor, v: Tensor, rule: masks.Mask, sizes: list[int], kind: str, name: str
 ) -> tuple[Tensor, Tensor]:
-    """By the book, in plain operations: what comes out, and which tokens are held at last, bool [B, G, keys]."""
+    """Return the output and the tokens held at the end, bool [B, G, keys], by definition and in plain operations."""
     batch, _, total, _ = q.shape
     group = HEADS // KV_HEADS
     held = torch.zeros(batch, KV_HEADS, total, dtype=torch.bool)

@@ -20,7 +20,7 @@ CAUSAL = masks.Causal()
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """By the book: each channel of each block to 255 levels from its smallest number to its largest."""
+    """Round by definition: each channel of each block to 255 levels from its smallest number to its largest."""
     out = x.clone()
     for start in range(0, x.shape[2] - SIZE + 1, SIZE):
         block = x[:, :, start : start + SIZE]

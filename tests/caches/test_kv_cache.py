@@ -1,4 +1,4 @@
-"""KVCache: where it writes, what it moves and copies, and the bytes that a step reads."""
+"""Tests of KVCache: where it writes, what it moves and copies, and how many bytes a step reads."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def _qkv(length: int) -> list[Tensor]:
 
 
 def _held(cache: KVCache) -> tuple[int, int]:
-    """Where keys and values lie."""
+    """Return the memory addresses of keys and values."""
     assert cache.key is not None
     assert cache.value is not None
     return cache.key.data_ptr(), cache.value.data_ptr()

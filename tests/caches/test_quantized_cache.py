@@ -15,7 +15,7 @@ BITS = pytest.mark.parametrize("bits", [4, 2])
 
 
 def _levels(x: Tensor, axis: int, bits: int) -> Tensor:
-    """By the book: evenly spaced levels from the smallest to the largest number along an axis."""
+    """Round by definition: to evenly spaced levels from the smallest to the largest number along an axis."""
     least, most = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
     step = (most - least) / (2**bits - 1)
     return torch.where(step > 0, torch.round((x - least) / step) * step + least, x)

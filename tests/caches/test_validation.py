@@ -1,4 +1,4 @@
-"""What is no mechanism, and what is no path, is refused in words before anything is remembered or written."""
+"""A wrong mechanism or path is refused with a message before a cache stores or writes anything."""
 
 import re
 

@@ -31,7 +31,7 @@ def printed(monkeypatch):
 
 
 def joined(text):
-    """As one line: where it was broken is of no interest here."""
+    """Return a text as one line, since its line breaks do not matter here."""
     return " ".join(text.split())
 
 

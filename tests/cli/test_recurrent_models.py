@@ -1,4 +1,4 @@
-"""What is shown of a model with recurrent layers are the layers that attend."""
+"""The command line shows the attention layers of a model that also has recurrent layers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What comes from outside (names, tokens, files) is shown as text, and broken files end in a sentence."""
+"""Input from outside (names, tokens, files) is shown as plain text, and broken files give a one-sentence message."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is said of a run before it, against the run."""
+"""Tests of forecast costs against those of the actual run."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ SMALL = DecoderConfig(vocab_size=512, embed_dim=64, num_heads=4, num_layers=2, f
 
 
 def peak(run):
-    """Most bytes that torch's allocator hands out meanwhile, what is planned for a mask and then kept among them."""
+    """Return the peak memory of a run by torch's allocator, including the plan that is made for the mask and kept."""
     run()
     kept_plans._cached_plan.cache_clear()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

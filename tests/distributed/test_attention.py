@@ -1,4 +1,4 @@
-"""Attention over ranks is attention over the whole: outputs and all gradients, for every strategy, layout and mask."""
+"""Attention over ranks equals attention in one process: outputs and all gradients, by strategy, layout and mask."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def on_one(tensors, mask, options):
 
 
 def compared(rank, layouts, strategies, kv_heads, names):
-    """The largest difference of own rows to those of the whole, for each case."""
+    """Return for each case the largest difference between this rank's rows and those of one process."""
     found = {}
     for layout in layouts:
         for strategy in strategies:
@@ -112,7 +112,7 @@ def test_every_strategy_mask_layout_and_number_of_key_heads(ranks, kv_heads):
 
 
 def auto(rank):
-    """What "auto" runs where rounds cost nothing, so that heads are exchanged wherever they can be."""
+    """Run "auto" on a machine without latency; return the strategy, errors of products, and messages of refusals."""
     torch.manual_seed(0)
     tensors = torch.randn(3, 2, 4, N, 16, dtype=torch.float64).unbind()
     cp = ContextParallel(machine=Machine(latency=0.0))
@@ -169,7 +169,7 @@ def test_half_precision_is_rounded_once():
 
 
 def perturbed(rank, strategy):
-    """Which outputs of all ranks move when one token does."""
+    """Return for each mask whether exactly the rows that see a token change with it."""
     found = {}
     for name, mask in MASKS.items():
         cp, moved = ContextParallel(strategy=strategy), 20
@@ -194,7 +194,7 @@ def test_one_token_moves_what_the_mask_allows(strategy):
 
 
 def layers(rank):
-    """Attention layers whose mechanism runs over ranks, and the matrices that they make."""
+    """Return the results of attention layers whose mechanism runs over ranks, and of their matrices."""
     cp, found = ContextParallel(layout="zigzag"), []
     for mechanism in (Softmax(), TopK(DotProducts(), 5)):
         torch.manual_seed(3)

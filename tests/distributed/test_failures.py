@@ -1,4 +1,4 @@
-"""What goes wrong between ranks ends in an error on each of them: no hang, no rows that nobody filled."""
+"""Failures between ranks raise an error on every rank; none hangs or returns uninitialised rows."""
 
 import copy
 import os
@@ -23,7 +23,7 @@ KINDS = ["mask", "dtype", "width", "batch", "seed"]
 
 
 def other_plans(rank):
-    """What every rank raises where rank 1 has something else in mind."""
+    """Return this rank's error for each kind of call that differs on rank 1."""
     told = {}
     for kind in KINDS:
         try:
@@ -73,7 +73,7 @@ def test_a_rank_that_is_gone():
 
 
 def counted(rank):
-    """Bytes that leave this rank in a forward pass, as torch is asked to send them."""
+    """Return the bytes that this rank sends in a forward pass, counted at torch's all-to-all."""
     sent, original = [], dist.all_to_all_single
 
     def listening(out, given, into, of, group=None):
@@ -108,7 +108,7 @@ def test_bytes_are_those_of_the_plan():
 
 
 def short_masks(rank):
-    """What every rank raises of a mask that does not cover the sequence, though only one has rows beyond it."""
+    """Return this rank's errors for a mask that is shorter than the sequence; only one rank has rows beyond it."""
     cp, told = ContextParallel(), []
     own = inputs()
     stands = cp.positions(16)
@@ -130,7 +130,7 @@ def test_a_mask_that_is_too_short_is_refused_on_every_rank():
 
 
 def odd_shapes(rank):
-    """Ranks without rows, batches without items, and lengths that ranks do not share."""
+    """Run ranks without rows, batches without items, and lengths that differ between ranks."""
     cp = ContextParallel(layout="striped")
     x = torch.arange(12.0).view(1, 12, 1)
     back = cp.unshard_sequence(cp.shard_sequence(x), seq_len=12)
@@ -156,7 +156,7 @@ def test_odd_shapes():
 
 
 def copies(rank):
-    """A layer over ranks is copied and changed as one of its own; of plans that pass by, few are kept."""
+    """Copy a layer over ranks, change the copy, and count the plans that are kept after many masks."""
     cp = ContextParallel(dist.new_group([0, 1]))
     layer = MultiHeadAttention(32, 4, mechanism=cp(Softmax()))
     other = copy.deepcopy(layer)

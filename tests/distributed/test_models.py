@@ -1,4 +1,4 @@
-"""Whole models over ranks: ours and those of transformers give what one process gives, gradients too."""
+"""Models of ours and of transformers over ranks give the outputs and gradients of one process."""
 
 import copy
 
@@ -21,7 +21,7 @@ LLAMA = SMALL | {"num_key_value_heads": 2, "intermediate_size": 40, "head_dim": 
 
 
 def difference(cp, out, own, want, whole):
-    """The largest, of own rows and of all parameters' gradients added up over ranks."""
+    """Return the largest difference of this rank's rows, and of all parameters' gradients summed over ranks."""
     worst = float((out - cp.shard_sequence(want)).detach().abs().max())
     torch.manual_seed(7)
     grad = torch.randn(want.shape, dtype=want.dtype)
@@ -37,7 +37,7 @@ def difference(cp, out, own, want, whole):
 
 
 def ours():
-    """Models of ours by name, and the mask of the call."""
+    """Return our models by name, and the mask of the call."""
     documents = masks.Documents([20, 12])
     config = {
         "vocab_size": 50, "max_len": N, "embed_dim": 32, "num_heads": 4, "num_kv_heads": 2, "num_layers": 2,
@@ -82,7 +82,7 @@ def test_models_of_ours(layout):
 
 
 def theirs(names):
-    """Models of transformers by name; all where none is named."""
+    """Return the models of transformers by name; all if no names are given."""
     t = transformers
     made = {
         "llama": t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)),
@@ -100,7 +100,7 @@ def theirs(names):
 
 
 def their_calls(name):
-    """What a model is called with beside tokens, of the whole sequence."""
+    """Return the keyword arguments of each call of a model, for the whole sequence."""
     restarting = torch.cat([torch.arange(11), torch.arange(N - 11)]).expand(2, -1)
     there = torch.ones(2, N, dtype=torch.int64)
     there[1, 28:] = 0
@@ -157,7 +157,7 @@ def test_a_pattern_counts_from_the_start_of_each_text(texts, side):
 
 
 def dropped(rank):
-    """Attention dropout, drawn anew in each layer of each pass."""
+    """Compare attention dropout with one process; it is drawn anew in each layer of each pass."""
     cp = ContextParallel()
     config = DecoderConfig(
         vocab_size=50, max_len=N, embed_dim=32, num_heads=4, num_layers=2, feed_forward_dim=40, attention_dropout_p=0.3

@@ -1,4 +1,4 @@
-"""A plan in the words of other engines."""
+"""Tests of plans exported in the formats of other engines."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_kinds_of_exchange_by_layer():
 
 
 def covered(pieces, n):
-    """How many pieces cover each pair, by the definition of their kinds."""
+    """Return how many pieces cover each pair, by the definition of their kinds."""
     counts = torch.zeros(n, n, dtype=torch.int64)
     for (first, stop), (start, end), kind in zip(*pieces, strict=True):
         for row in range(first, stop):

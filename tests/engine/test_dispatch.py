@@ -1,4 +1,4 @@
-"""Which kernel runs: by device, mask, length and dtype. Devices are pretended, so that the table needs none of them."""
+"""Tests of the choice of a kernel by device, mask, length and dtype. Devices are faked, so that none is needed."""
 
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
 
 def route(device, dtype, mask, lengths, options, needs_lse, **more):
-    """How a product would run there, by the ingredients of one here and a query that says where it is."""
+    """Return the kernel that would run on a device, asked with a fake query there."""
     q_len, kv_len = lengths
     query, key = (torch.zeros((), dtype=dtype).expand(2, heads, n, 64) for heads, n in ((4, q_len), (2, kv_len)))
     made = {name: torch.zeros(x) if name == "sink_logit" else x for name, x in options.items()}

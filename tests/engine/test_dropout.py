@@ -1,4 +1,4 @@
-"""Dropout: the right rate, independent of tilings, and nothing to do with the matrix itself."""
+"""Tests of dropout: the rate is right, tilings do not matter, and the matrix itself is unchanged."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ def test_the_rate_and_the_independence_of_rows_columns_and_neighbours(p: float) 
 
 
 def _mixed(x: int) -> int:
-    """Murmur3's finaliser of a word of 32 bits."""
+    """Return Murmur3's finaliser of a word of 32 bits."""
     x ^= x >> 16
     x = x * 0x85EBCA6B % 2**32
     x ^= x >> 13
@@ -37,7 +37,7 @@ def _mixed(x: int) -> int:
 
 
 def _word(seed: int, place: tuple[int, ...]) -> int:
-    """The hash in plain integers, from 0 to 2**32 - 1: what has been dropped stays dropped, in every version."""
+    """Return the hash, from 0 to 2**32 - 1, in plain integers: the dropped weights never change between versions."""
     b, h, q, kv = (x % 2**32 for x in place)
     low, high = seed % 2**32, seed // 2**32
     row = _mixed(_mixed(_mixed(_mixed(low ^ _mixed(high)) ^ b) ^ h) ^ q)
@@ -141,7 +141,7 @@ def test_torch_s_generator_makes_it_repeatable_and_the_matrix_is_untouched() -> 
 
 
 def test_seeds_are_drawn_evenly_from_torch_s_generator() -> None:
-    """What a manual seed gave once it gives in every version."""
+    """A manual seed gives the same dropout seed in every version."""
     for start in range(20):
         torch.manual_seed(start)
         own = dropout.draw_seed()

@@ -1,4 +1,4 @@
-"""What `explain` says of a product, before it runs, is what the product then computes and holds."""
+"""Forecasts of `explain` agree with what the product then computes and allocates."""
 
 import copy
 import itertools
@@ -27,19 +27,19 @@ from saccade.masks import plan_cache as kept_plans
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 
-# What is said may be off by a tenth of what is held, or by a few small tensors that are not reckoned.
+# Forecasts may be off by a tenth of the real size, or by a few small tensors that are not counted.
 SHARE, SLACK = 0.1, 1 << 16
 
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an earlier product with the same mask; and none is told for several threads, of which a profiler hears one."""
+    """Clear the plans of earlier products, and let one thread run everything, since the profiler sees only one."""
     kept_plans._cached_plan.cache_clear()
     monkeypatch.setattr(fused_threads, "_MODE_PROBES", (lambda: True,))
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Most bytes held at once by what runs, results included: torch's allocator is asked, inside of operations too."""
+    """Return the peak memory of a call by torch's allocator, results and temporary tensors included."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = run()
     del result
@@ -48,13 +48,13 @@ def peak(run: Callable[[], object]) -> int:
 
 
 class Counted:
-    """Pairs that were computed, and calls of torch's flash operation."""
+    """Counts of computed pairs, and of calls of torch's flash operation."""
 
     pairs = 0
 
 
 def _pairs_of_a_call(query: Tensor, key: Tensor, causal: bool) -> int:
-    """As torch's operation goes through them: 512 keys at a time, up to the last that a block of rows may see."""
+    """Return the pairs that torch's operation computes, by blocks of 512 keys up to the last that some row sees."""
     batch, heads, rows, _ = query.shape
     height = 256 if rows >= 768 else 64 if rows >= 192 else 32
     total = 0
@@ -66,7 +66,7 @@ def _pairs_of_a_call(query: Tensor, key: Tensor, causal: bool) -> int:
 
 
 def _pairs_of_panels(q: Tensor, k: Tensor, starts: Tensor, runs: Tensor, spans: Tensor) -> int:
-    """As the compiled kernel goes through them: for 24 rows of each item and head, panels of 64 keys."""
+    """Return the pairs that the compiled kernel computes: panels of 64 keys for 24 rows of each item and head."""
     (batch, heads, rows, _), columns = q.shape, k.shape[2]
     blocks, total = -(-rows // 24), 0
     for item in range(batch):
@@ -80,7 +80,7 @@ def _pairs_of_panels(q: Tensor, k: Tensor, starts: Tensor, runs: Tensor, spans: 
 
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
-    """Counts at the operations themselves, and where the tiled kernel has made a block."""
+    """Count pairs at the operations themselves, and after each block of the tiled kernel."""
     count, forward, made = Counted(), aten_flash._forward, tiled._compute_block
     compiled = None if abilities() is None else torch.ops.saccade_cpu.forward
 
@@ -107,7 +107,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 
 
 def check(matrix: sc.AttentionMatrix, value: Tensor, patch: pytest.MonkeyPatch, dropout_p: float = 0.0) -> None:
-    """What is said, against what is counted."""
+    """Check the forecasts of a matrix against counts."""
     said = matrix.explain(value_dim=value.shape[3], dropout_p=dropout_p)
     seed = 1 if dropout_p else None
     with counting(patch) as count:
@@ -137,7 +137,7 @@ def matrix_of(case: Case, dtype: torch.dtype, impl: str) -> tuple[sc.AttentionMa
 
 
 def takes(impl: str, matrix: sc.AttentionMatrix) -> bool:
-    """Whether a kernel can answer; all of them where there is no compiled kernel to ask, which skips them then."""
+    """Return whether a kernel can run; true if there is no compiled kernel, whose tests are then skipped."""
     return impl != "native" or abilities() is None or not Native().verdict(matrix.inputs, Request(impl="native")).cannot
 
 

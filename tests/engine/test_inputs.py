@@ -1,4 +1,4 @@
-"""What an attention is made of: with parts replaced, in other dtypes, on other devices, without its sources."""
+"""Tests of the inputs of an attention: with replaced parts, in other dtypes, on other devices, and detached."""
 
 from collections import namedtuple
 from typing import Any
@@ -173,7 +173,7 @@ def test_a_product_drops_by_its_seed() -> None:
 
 
 def _share(lse: Tensor, sink: Tensor) -> Tensor:
-    """By definition; in float64."""
+    """Return the log share by definition, in float64."""
     return (lse.exp() / (lse.exp() + sink.exp()[None, :, None])).log()
 
 

@@ -1,4 +1,4 @@
-"""What keeps NaN and inf apart, case by case: which results of a kernel stand, and what flows back from where."""
+"""Tests of the containment of NaN and inf: which results of a kernel are kept, and which gradients flow back."""
 
 import math
 
@@ -14,7 +14,7 @@ KERNELS = pytest.mark.parametrize("impl", ["tiled", "fused", "reference"])
 
 
 class Prepared(Kernel):
-    """Answers what it was made with."""
+    """A kernel that returns given results."""
 
     name = "prepared"
     supports_masked_rows = False
@@ -62,7 +62,7 @@ def inputs():
 
 
 def gradients_of(tensors, mask, rows, impl, upstream=1.0, **options):
-    """Results, and the gradients of some rows of them."""
+    """Return the results and the gradients of some of their rows."""
     leaves = [x.clone().requires_grad_() for x in tensors]
     out, lse = sc.attention_with_lse(*leaves, mask, impl=impl, **options)
     of_out = torch.where(rows[:, None], upstream, 0.0).expand_as(out).contiguous()

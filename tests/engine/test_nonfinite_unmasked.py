@@ -1,4 +1,4 @@
-"""Where nothing is hidden NaN and inf do what they do in the definition: no row is marked, and none is left out."""
+"""Without hidden pairs, NaN and inf spread as in the definition: no row is marked, and none is left out."""
 
 import math
 

@@ -12,7 +12,7 @@ from saccade.testing import CASES, LARGE_CASES
 
 @pytest.fixture
 def by_products(monkeypatch):
-    """As on a GPU: processors have sweeps of their own."""
+    """Compute statistics from products, as on a GPU: processors have sweeps of their own."""
     monkeypatch.setattr(statistics_from_products, "_KERNELS", ("fused",))
 
 

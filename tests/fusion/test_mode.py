@@ -1,4 +1,4 @@
-"""Whatever a model does with its scores and weights, it gets what it would have got."""
+"""A model gets the same results under fusion, whatever it does with its scores and weights."""
 
 import math
 

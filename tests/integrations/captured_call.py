@@ -1,4 +1,4 @@
-"""What a tap hands out of one call, and that the model said the same with it."""
+"""Helpers that capture the matrices of one call and check that the output is unchanged."""
 
 import torch
 
@@ -6,7 +6,7 @@ from saccade.integrations.capture_all import capture_all
 
 
 def heard(model, *args, grad=False, **kwargs):
-    """Output, and what was handed out, densely."""
+    """Return the output and the captured matrices, dense."""
     found = []
     with torch.set_grad_enabled(grad):
         expected = model(*args, **kwargs)

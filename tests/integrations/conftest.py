@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """How often torch took its fast path."""
+    """Return a list that gets an entry each time torch takes its fast path."""
     taken = []
     original = torch._transformer_encoder_layer_fwd
     monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *a: taken.append(1) or original(*a))

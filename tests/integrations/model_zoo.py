@@ -1,4 +1,4 @@
-"""Small random models of transformers, one for each thing that its attention functions are told."""
+"""Small random models of transformers, one for each argument that its attention functions receive."""
 
 import torch
 from transformers import (
@@ -43,7 +43,7 @@ ALL = (*CAUSAL, "bert", *PAIRED)
 
 
 def configured(name):
-    """The class of a model and its configuration."""
+    """Return the class of a model and its configuration."""
     return {
         "llama": lambda: (LlamaForCausalLM, LlamaConfig(**_GROUPED)),
         "mistral": lambda: (MistralForCausalLM, MistralConfig(**_NEAR)),
@@ -65,7 +65,7 @@ def configured(name):
 
 
 def model(name, implementation="eager", **changes):
-    """A model with random weights, large enough that attention is far from uniform."""
+    """Return a model with random weights, large enough that attention is far from uniform."""
     made, config = configured(name)
     for key, value in changes.items():
         setattr(config, key, value)
@@ -80,7 +80,7 @@ def model(name, implementation="eager", **changes):
 
 
 def batch(name, length=11, padded=3):
-    """Two texts, the first padded on the left; an encoder-decoder gets a shorter text to continue."""
+    """Return two texts, the first padded on the left; an encoder-decoder also gets a shorter text to continue."""
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(3, WORDS, (2, length), generator=generator)
     attention_mask = torch.ones(2, length, dtype=torch.int64)
@@ -90,6 +90,6 @@ def batch(name, length=11, padded=3):
 
 
 def output(name, result, padded=3):
-    """What a model says where a token stands, as one tensor."""
+    """Return the outputs of a model at real tokens, as one tensor."""
     tensor = result.logits if hasattr(result, "logits") else result.last_hidden_state
     return tensor if name in PAIRED else torch.cat([tensor[0, padded:], tensor[1]])

@@ -82,7 +82,7 @@ def test_every_argument_that_transformers_reads_is_classified():
 
 
 class Layer(torch.nn.Module):
-    """As much of an attention layer as is looked at."""
+    """A stand-in for an attention layer, with the only attribute that is read."""
 
     is_causal = False
 

@@ -1,4 +1,4 @@
-"""What a tap hands out is the matrix that the layer multiplied by; and the layer says the same to the bit."""
+"""A captured matrix is the one that the layer multiplied by, and the layer's output is bitwise unchanged."""
 
 import math
 
@@ -97,7 +97,7 @@ def test_the_ear_is_taken_out_again():
 
 
 class Around(nn.Module):
-    """A model of a user's own, around one of transformers."""
+    """A user's model around one of transformers."""
 
     def __init__(self):
         super().__init__()
@@ -172,7 +172,7 @@ def test_a_cache_that_hands_on_some_keys_is_refused(cache):
 
 
 def definition_of_flash(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **facts):
-    """Flash attention by what its documentation says: aligned at the end, keys of padding left out."""
+    """Compute flash attention as documented: aligned at the end, without the keys of padding."""
     del facts
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     q_len, kv_len = query.shape[2], key.shape[2]

@@ -1,4 +1,4 @@
-"""What a tap hands out of a fused product is the matrix behind it; and the model says the same to the bit."""
+"""A matrix captured from a fused product is the one behind it, and the model's output is bitwise unchanged."""
 
 import math
 
@@ -14,7 +14,7 @@ from saccade.integrations.capture_all import capture_all
 
 
 class Fused(nn.Module):
-    """An attention layer as timm writes them."""
+    """An attention layer written as in timm."""
 
     def __init__(self, **options):
         super().__init__()
@@ -27,7 +27,7 @@ class Fused(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A layer of the user's own beside torch's."""
+    """A user's layer beside one of torch."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class Mixed(nn.Module):
 
 
 def weights_of(q, k, *, attn_mask=None, is_causal=False, scale=None):
-    """The definition, with torch's alignment of its causal flag."""
+    """Return the weights by definition, with torch's alignment of its causal flag."""
     scores = q.double() @ k.double().mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()

@@ -98,7 +98,7 @@ def test_a_recording_of_torchs_product_has_the_mask_that_torch_ran(rule, lengths
         def forward(self, query, key, bias):
             return F.scaled_dot_product_attention(query, key, key, bias)
 
-    # Where it does not depend on lengths, torch does not look at those that the object was made for.
+    # If the alignment does not depend on lengths, torch does not look at those that the object was made for.
     lengths, own = lengths if isinstance(lengths[0], tuple) else (lengths, lengths)
     query, key = tensors(*lengths)
     net, weights = Net(), expected(query, key, allowed("upper left" if own != lengths else rule, *lengths))

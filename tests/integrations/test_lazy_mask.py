@@ -1,4 +1,4 @@
-"""A mask that stands for a rule is a tensor to whoever writes into it: what it says then is what was written."""
+"""A mask that stands for a rule becomes a tensor when it is written to, and holds what was written."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from saccade.integrations.transformers_caches import install_caches, transformer
 
 OTHER = torch.tensor([1, 0, 1, 1, 0], dtype=torch.bool).expand(1, 1, 4, 5).contiguous()
 SELECTED = torch.tensor([0, 2])
-# What in-place methods and functions with out= are called with, whichever it is that they take.
+# Arguments for in-place methods and functions with out=; each takes some of them.
 ARGUMENTS = [
     (),
     (OTHER,),
@@ -43,7 +43,7 @@ def mask_of(rule=masks.Causal(), q=range(1, 5), kv=range(5)):  # noqa: B008  mas
 
 
 def said(mask):
-    """What a mask allows, read at the positions at which its queries and keys stand."""
+    """Return the pairs that a mask allows, read at the positions of its queries and keys."""
     rule, q, kv = mask.placed[:3]
     b, h = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
     return rule.allows(b, h, torch.tensor(q)[:, None], torch.tensor(kv)).expand(1, 1, len(q), len(kv))
@@ -58,7 +58,7 @@ def into(function):
 
 
 def tried(function, tensor, arguments):
-    """Whether a call went through. Most do not: these arguments are not for all functions."""
+    """Return whether a call succeeded or raised UnsupportedError. Most fail: few functions take these arguments."""
     torch.manual_seed(0)
     try:
         function(tensor, *arguments)
@@ -136,7 +136,7 @@ GROUP = torch.tensor([[0, 1, 1, 0, 2], [0, 0, 1, 1, 1]])
 
 
 def same_group(b, h, q, kv):
-    """A user's function of single pairs, which looks up a table by position."""
+    """Return whether two positions are in one group, as a user's function of single pairs does by a table."""
     return (GROUP[b, q] == GROUP[b, kv]) & (GROUP[b, q] > 0)
 
 

@@ -1,4 +1,4 @@
-"""What is handed out of a recurrent layer is the matrix that it multiplies by; the layer says the same to the bit."""
+"""A matrix captured from a recurrent layer is the one that it multiplies by, and its output is bitwise unchanged."""
 
 import copy
 import functools
@@ -35,7 +35,7 @@ def heard(network, run):
 
 
 def attending(network):
-    """Names of all layers that mix tokens, in order."""
+    """Return the names of all layers that mix tokens, in order."""
     ends = (*zoo.recurrent_layers(network), "self_attn")
     return [name for name, _ in network.named_modules() if name.endswith(ends)]
 
@@ -94,7 +94,7 @@ def test_weights_in_other_dtypes(name, dtype, monkeypatch):
 
 
 def in_pieces(network, ids):
-    """Logits of the second piece of a text."""
+    """Return the logits of the second piece of a text."""
     name = "cache_params" if network.config.model_type == "mamba2" else "past_key_values"
     cache = network(ids[:, :9], use_cache=True)[name]
     return network(ids[:, 9:], use_cache=True, **{name: cache}).logits
@@ -114,14 +114,14 @@ def test_a_prompt_in_pieces(name, monkeypatch):
 
 
 class Doubled(qwen.Qwen3NextGatedDeltaNet):
-    """A layer of a user's own, on top of one of transformers."""
+    """A user's layer on top of one of transformers."""
 
     def forward(self, hidden_states, **options):
         return 2 * super().forward(hidden_states, **options)
 
 
 class Older(nn.Module):
-    """Layers of older versions hold their functions as attributes."""
+    """A layer of an older version, which holds its functions as attributes."""
 
     def __init__(self):
         super().__init__()

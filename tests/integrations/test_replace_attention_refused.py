@@ -1,4 +1,4 @@
-"""What replace_attention cannot replace is named, and nothing changes."""
+"""Layers that replace_attention cannot replace are named in the error, and the model is unchanged."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a tap hands out of torch.nn is the matrix that the layer multiplied by; the layer says the same to the bit."""
+"""A matrix captured from torch.nn is the one that the layer multiplied by, and its output is bitwise unchanged."""
 
 import math
 
@@ -149,7 +149,7 @@ def test_an_encoder_and_a_decoder(fast_path):
 
 
 class Called(nn.Module):
-    """A module that calls the function of torch's layer with the weights of one."""
+    """A module that calls the function behind torch's layer, with the weights of one."""
 
     def __init__(self, layer):
         super().__init__()

@@ -281,7 +281,7 @@ def test_half_precision():
 
 
 def function_of_pairs(b, h, q, kv):
-    """As users write them: of single numbers, with tables."""
+    """Return whether a pair is allowed, as users write it: for single numbers, with tables."""
     group = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
     return (group[q] == group[kv]) | (torch.stack([q, kv]).min() == 0)
 

@@ -1,4 +1,4 @@
-"""What an attention function is told, read as the ingredients of a matrix."""
+"""Arguments of an attention function of transformers are read as the ingredients of a matrix."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 class Layer(torch.nn.Module):
-    """As much of an attention layer as is looked at."""
+    """A stand-in for an attention layer, with the only attribute that is read."""
 
     def __init__(self, is_causal=True):
         super().__init__()
@@ -19,7 +19,7 @@ class Layer(torch.nn.Module):
 
 
 def weights(attention_mask=None, q_len=5, kv_len=5, *, own=True, **facts):
-    """The matrix of random queries and keys, and the scores that it should be the softmax of."""
+    """Return the matrix of random queries and keys, and the scores whose softmax it should be."""
     query, key = torch.randn(2, 2, q_len, 8), torch.randn(2, 2, kv_len, 8)
     call = AttentionCall.of(Layer(own), query, key, attention_mask, facts)
     return call.matrix().to_dense(), query @ key.mT * 8**-0.5

@@ -1,4 +1,4 @@
-"""What our kernels inside transformers cannot honour is refused, and named."""
+"""Arguments of transformers that our kernels cannot honour are refused by name."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def _installed():
 
 
 class Layer(torch.nn.Module):
-    """As much of an attention layer as the function looks at."""
+    """A stand-in for an attention layer, with the only attribute that the function reads."""
 
     is_causal = True
 

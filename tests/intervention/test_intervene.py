@@ -24,7 +24,7 @@ class OwnLayer(nn.Module):
         return self.inner(x, mask=allowed)
 
 
-# Where a model joins heads and batch, as for bmm, there is one head, and edits are for all.
+# A model that joins heads and batch, as for bmm, has one head, and edits are for all.
 SPLIT = {name: style for name, style in STYLES.items() if name != "baddbmm"}
 ALL = SPLIT | {"saccade": OwnLayer, "replaced": STYLES["written"], "replaced module": OwnMultihead}
 

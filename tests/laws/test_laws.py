@@ -1,4 +1,4 @@
-"""Every law, on every case, in every dtype, for every way that our attention is executed."""
+"""Tests of every law on every case, in every dtype, for every kernel of this library."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ EVEN, ODD = BASIC[::2], BASIC[1::2]  # what one kernel is not asked in a quick r
 # Laws that bring neither cases nor dtypes of their own: what can be tried on other cases and in other dtypes.
 GENERAL = [law for law in testing.LAWS if law.cases is None and law.dtypes is None]
 ANY_DTYPE = [law for law in testing.LAWS if law.dtypes is None]
-# What is said beforehand hardly depends on masks, and each case is asked some thirty questions.
+# Reasons given before a call hardly depend on masks, and each case is asked some thirty questions.
 TOLD = [law for law in testing.LAWS if law.name in ("declined", "offered")]
 UNTOLD = [law for law in testing.LAWS if law not in TOLD]
 FEW = [*BASIC[::8], *INGREDIENTS[::3], INGREDIENTS[-1]]
@@ -34,7 +34,7 @@ CI = pytest.mark.ci
 
 
 class Executed:
-    """Our attention by one kernel, which says beforehand why not, and remembers in a trial what it said."""
+    """Attention by one kernel, which gives its reasons not to run before a call and stores them during a trial."""
 
     def __init__(self, impl):
         self.impl, self.said = impl, set()
@@ -53,7 +53,7 @@ class Executed:
         return saccade.attention_with_lse(*tensors, impl=self.impl, **options)
 
     def reasons(self, query, key, value, mask, *, dropout_p=0.0, **options):
-        """Of the kernel that is asked for by name, whether it is the first that would be asked or not."""
+        """Return the reasons of the kernel that is asked for by name, whether or not it would be asked first."""
         named = [kernel for kernel in dispatch.KERNELS if kernel.name == self.impl]
         given = saccade.AttentionMatrix(query, key, mask, **options).inputs
         if not named:
@@ -61,7 +61,7 @@ class Executed:
         return named[0].verdict(given, Request(dropout_p, self.impl, needs_lse="sink_logit" in options)).cannot
 
     def declared(self, device="cpu"):
-        """What is said about it, as arguments of the kit."""
+        """Return the declared abilities of the kernel, as arguments of the kit."""
         is_thrifty = self.impl not in ("reference", "flex") and device == "cpu"  # uncompiled, flex is the definition
         return {
             "with_lse": None if self.lacks_lse else self.with_lse,
@@ -76,7 +76,7 @@ class Executed:
         return testing.check(self, laws=laws, cases=FEW, dtypes=dtypes, **self.declared(), seed=0)
 
     def faults(self, laws, cases, dtypes, device="cpu"):
-        """Trials that did not end as they should: kept, or refused for a reason that was given."""
+        """Yield the trials that neither keep their law nor are refused for a reason given before."""
         subject = testing.Subject(self, **self.declared(device))
         for law, case, dtype in testing.trials(laws, cases, dtypes):
             self.said.clear()
@@ -89,7 +89,7 @@ class Executed:
 
 
 def trials(impl, laws, cases, *dtypes, marks=()):
-    """What there is to try, as pytest parameters: a law, on all cases, in one dtype or in those of its own."""
+    """Yield pytest parameters: each law on all cases, in each dtype or in those of its own."""
     for law in laws:
         for dtype in dtypes if law.dtypes is None else ["own"]:
             which = "-every" if cases is EVERY else "-large" if cases[0].q_len > 100 else ""
@@ -98,7 +98,7 @@ def trials(impl, laws, cases, *dtypes, marks=()):
 
 
 def without_lse(laws):
-    """Those that can be tried on what gives no lse."""
+    """Return the laws that can be tried on a function without lse."""
     return [law for law in laws if "lse" not in (law.needs or ())]
 
 
@@ -176,7 +176,7 @@ def test_law_on_every_case(impl, law, cases, dtype):
     ],
 )
 def test_law_of_flex_attention(impl, law, cases, dtype):
-    """By torch's own definition of it, which runs where its compiler does not, and is traced in each call: 0.5 s."""
+    """The uncompiled FlexAttention, which runs without its compiler and is traced in each call (0.5 s), keeps a law."""
     assert list(Executed(impl).faults([law], cases, [dtype])) == []
 
 
@@ -185,7 +185,7 @@ OF_ANY_WIDTH = [case for case in FEW if not str(case).startswith(("shaw", "addit
 
 
 class CompiledForward(Flex):
-    """FlexAttention as torch compiles it for a CPU: no gradients, and no lse."""
+    """FlexAttention as torch compiles it for a CPU: without gradients and lse."""
 
     devices = ("cpu",)
     is_checked = False
@@ -206,7 +206,7 @@ class CompiledForward(Flex):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", OF_ANY_WIDTH[::2], ids=str)
 def test_forward_laws_of_compiled_flex_attention(case, monkeypatch):
-    """What a compiler makes of masks, biases and softcaps keeps all laws that ask for neither gradients nor lse."""
+    """The compiled FlexAttention keeps all laws on masks, biases and softcaps that need neither gradients nor lse."""
     torch.compiler.reset()
     kernel, wide = CompiledForward(), dataclasses.replace(case, head_dim=16, value_dim=16, key_dim=None)
     monkeypatch.setattr(dispatch, "KERNELS", (kernel,))
@@ -219,7 +219,7 @@ def test_forward_laws_of_compiled_flex_attention(case, monkeypatch):
 @pytest.mark.parametrize("impl", gpu_laws.KERNELS)
 @pytest.mark.parametrize("law", gpu_laws.LAWS, ids=str)
 def test_law_on_a_gpu(law, impl):
-    """On the cases of the GPU check, which are few: FlexAttention compiles for each."""
+    """Kernels keep each law on a GPU, on the few cases of the GPU check: FlexAttention compiles for each."""
     _, faults = gpu_laws.broken(impl, [law], gpu_laws.CASES, gpu_laws.DTYPES[impl], "cuda")
     assert faults == []
 

@@ -28,7 +28,7 @@ def _widened(spans: Tensor, start: int, end: int) -> Tensor:
     return (spans + torch.tensor([start, end], dtype=torch.int32)).clamp(min=0)
 
 
-# What is mistaken, what becomes of it, and the laws that each must notice.
+# Mistakes by name: the changed argument, the change, and the laws that must notice it.
 MISTAKES: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
     "a row sees one key too many": ("spans", lambda x: _widened(x, 0, 1), ("oracle", "polarity", "sensitivity")),
     "a row misses its first key": ("spans", lambda x: _widened(x, 1, 0), ("oracle", "lse", "sensitivity")),

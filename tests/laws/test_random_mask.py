@@ -1,4 +1,4 @@
-"""What `Random` and `bigbird` promise, beyond the laws: one draw, whatever the length, the mode or the process."""
+"""Tests of `Random` and `bigbird` beyond the laws: one draw for every length, mode and process."""
 
 import random
 

@@ -13,12 +13,12 @@ Rule = Callable[[int, int, int], bool]
 
 
 def rule(mask: masks.Mask) -> Rule:
-    """``(batch item, query position, key position) -> bool``, written without tensors."""
+    """Return the rule ``(batch item, query position, key position) -> bool``, written without tensors."""
     return _RULES[type(mask)](mask)
 
 
 def dense(mask: masks.Mask, batch: int, q_len: int, kv_len: int) -> torch.Tensor:
-    """bool [batch, q_len, kv_len] by loops."""
+    """Return bool [batch, q_len, kv_len] by loops."""
     allows = rule(mask)
     rows = range(kv_len - q_len, kv_len)
     return torch.tensor(
@@ -47,7 +47,7 @@ def _segments(mask: masks.Segments) -> Rule:
 
 
 def _random(mask: masks.Random) -> Rule:
-    """Who sees whom is read off the public draw; its promises have tests of their own."""
+    """Return the rule of the public draw, which has tests of its own."""
 
     def allows(b: int, i: int, j: int) -> bool:
         return i >= 0 and j // mask.block_size in mask.drawn(np.asarray([i // mask.block_size]))[0].tolist()
@@ -174,7 +174,7 @@ def _predicate(mask: masks.Predicate) -> Rule:
 
 
 def _on_grid(sees: Callable[[Any, int, int, int, int], bool]) -> Callable[[Any], Rule]:
-    """A rule on rows and columns of cells: ``sees(mask, y, x, key's y, key's x)``."""
+    """Return a rule on rows and columns of cells: ``sees(mask, y, x, key's y, key's x)``."""
 
     def of(mask: Any) -> Rule:
         def allows(b: int, i: int, j: int) -> bool:

@@ -113,7 +113,7 @@ IMAGE = (
     {"text_len": SIZES | {"0"}, "height": SIZES, "width": SIZES},
 )
 
-# By name: the function, arguments that are right, and what each of them takes.
+# Constructors by name: the function, right arguments, and the values that each of them takes.
 CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]] = {
     "And": (masks.And, {"parts": (masks.Causal(),)}, {"parts": PARTS}),
     "Or": (masks.Or, {"parts": (masks.Causal(),)}, {"parts": PARTS}),

@@ -1,4 +1,4 @@
-"""What rules know of themselves, on every group of rows and many boxes: bounds, residuals and terms are the rule's."""
+"""Bounds, residuals and terms agree with the rule, on every group of rows and many boxes."""
 
 import itertools
 import random
@@ -42,7 +42,7 @@ MORE = [
 
 
 def _ranges(items: int, rows: int, columns: int) -> KeyRanges:
-    """Two ranges of keys a row, or one, or none."""
+    """Return two ranges of keys for each row, or one, or none."""
     draw = np.random.default_rng(items + rows)
     edges = np.sort(draw.integers(0, columns + 1, (items, rows, 2, 2)).reshape(items, rows, 4), -1)
     starts, ends = edges[..., ::2].copy(), edges[..., 1::2].copy()
@@ -56,12 +56,12 @@ RULES = [*ATOMS, *MORE, *RANGES]
 
 
 def table_of(mask: masks.Mask) -> np.ndarray:
-    """bool [batch, rows from FIRST on, keys]."""
+    """Return the pairs, bool [batch, rows from FIRST on, keys]."""
     return brute_force.dense(mask, BATCH, LEN - FIRST, LEN).numpy()
 
 
 def part_of(table: np.ndarray, batch: int, rows: range, keys: range) -> np.ndarray:
-    """bool [items, rows, keys]."""
+    """Return a part of the table, bool [items, rows, keys]."""
     items = slice(None) if batch == ALL else slice(batch, batch + 1)
     return table[items][:, [row - FIRST for row in rows]][:, :, list(keys)]
 
@@ -88,7 +88,7 @@ def test_bounds_hold_what_some_row_needs_and_nothing_that_one_lacks(
 
 
 def _boxes() -> Iterator[tuple[range, range]]:
-    """Rows and keys with a step in common, short and long, at the edges and inside."""
+    """Yield boxes of rows and keys with a step in common, short and long, at the edges and inside."""
     draw = random.Random(0)
     for _ in range(160):
         step = draw.choice([1, 1, 1, 2, 3])

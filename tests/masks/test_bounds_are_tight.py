@@ -1,4 +1,4 @@
-"""Rules that know all there is to know: their bounds are just the keys seen, and constant boxes are known to be so."""
+"""Tests of rules with exact bounds: the bounds are just the visible keys, and constant boxes are recognised."""
 
 import functools
 import itertools
@@ -62,12 +62,12 @@ PAIRS = [(first, last) for first in range(FIRST, LEN) for last in range(first, L
 
 
 def _items(mask: masks.Mask) -> list[int]:
-    """Whom a rule is asked about: all at once too where it tells none apart."""
+    """Return the items to ask for: all at once too if the rule is the same for all."""
     return [0, 1] if mask.shape[0] > 1 else [ALL, 1]
 
 
 def _asked(mask: masks.Mask, item: int, pairs: list[tuple[int, int]], step: int = 1) -> tuple[np.ndarray, ...]:
-    """Per group of rows, the keys that are said to be needed and sure, and those seen by some row and by all: bool."""
+    """Return, for each group of rows, the keys in the bounds and those seen by some row and by all rows: bool."""
     firsts, lasts = np.asarray(pairs).T
     bounds = mask.bounds(Groups(np.full_like(firsts, item), firsts, lasts, step), universe_of((0, LEN), len(pairs)))
     table = _known(mask)
@@ -133,7 +133,7 @@ STEPS = [
 @pytest.mark.parametrize("step", [2, 4])
 @pytest.mark.parametrize("mask", STEPS, ids=str)
 def test_bounds_of_strided_rows_are_exact_at_strided_keys(mask: masks.Mask, step: int) -> None:
-    """Groups may end between two of their rows."""
+    """Bounds at strided keys are exact for strided rows, also if a group ends between two of its rows."""
     any_row, all_rows, some, every = _asked(mask, ALL, PAIRS, step)
     asked = np.asarray([(np.arange(LEN) - first) % step == 0 for first, _ in PAIRS])
     assert not (some & asked & ~any_row).any()
@@ -199,7 +199,7 @@ def test_a_box_that_is_the_same_throughout_is_known_to_be(mask: masks.Mask, edge
 
 
 def _within(start: int, edges: list[int]) -> list[range]:
-    """All ranges from ``start`` on that reach across no edge."""
+    """Return all ranges from ``start`` on that cross no edge."""
     found = [range(*ends) for ends in itertools.combinations(range(start, SHORT + 1), 2)]
     return [span for span in found if not any(span.start < edge < span.stop for edge in edges)]
 

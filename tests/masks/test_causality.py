@@ -1,4 +1,4 @@
-"""Whether queries wait for keys that are still to come: asked of every key that may come, one by one."""
+"""Tests of whether a mask sees later keys, against every later key one by one."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ MORE = [
 
 
 def _rows(mask: masks.Mask, positions: range | torch.Tensor) -> list[list[int]]:
-    """Where the tokens of each item stand."""
+    """Return the positions of each item's tokens."""
     table = torch.tensor(list(positions))[None] if isinstance(positions, range) else torch.atleast_2d(positions)
     return [[at for at in row if at >= 0] for row in table.expand(max(len(table), mask.shape[0]), -1).tolist()]
 
@@ -70,7 +70,7 @@ def test_no_rule_sees_all_later_keys_without_queries() -> None:
 
 @pytest.mark.parametrize("later", [0, 1])
 def test_bounds_of_each_item_decide_for_per_item_masks(later: int) -> None:
-    """However few keys it is, and between those that a sample holds."""
+    """A single later key decides for one item, even between the keys that a sample would hold."""
     rules = [masks.Causal(), masks.Causal()]
     rules[later] = masks.Causal() | masks.Global([1000], sees=False)
     assert sees_later(masks.PerItem(rules), range(4))

@@ -1,4 +1,4 @@
-"""A mask made for a number of positions is refused elsewhere, where it would hide everything without a word."""
+"""A mask made for a number of positions is refused elsewhere, where it would silently hide everything."""
 
 import numpy as np
 import pytest
@@ -161,7 +161,7 @@ def test_a_union_is_about_all_that_one_of_its_rules_is_about():
 
 @pytest.mark.parametrize("case", [case for case in (*CASES, *LARGE_CASES) if case.mask is not None], ids=str)
 def test_outside_of_its_domain_a_mask_allows_nothing(case):
-    """What the refusal spares: a mask that says it is about some positions only has nothing to say of others."""
+    """A mask that is about some positions only allows no pair at others."""
     mask = case.mask
     domain = mask.domain
     allowed = mask.to_dense(700, batch=None)
@@ -203,7 +203,7 @@ def test_masks_are_not_taken_for_true_or_false():
     "case", [case for case in CASES if case.mask is not None and not case.mask.calls_functions], ids=str
 )
 def test_an_answer_keeps_the_axes_that_the_rule_does_not_tell_apart(case):
-    """Else a mask for all items and heads is written out for each of them."""
+    """Answers keep size 1 on axes where the rule is the same, so that no mask is written out for each item and head."""
     b, h = torch.arange(5)[:, None, None, None], torch.arange(3)[None, :, None, None]
     items, heads = case.mask.shape
     b, h = (b if items == 1 else b[:items]), (h if heads == 1 else torch.arange(heads)[None, :, None, None])

@@ -20,7 +20,7 @@ _SENTENCE = re.compile(r"(?P<where>[\w.]+): (?P<argument>.+?) must (?P<rule>.+);
 
 
 def _outcome(name: str, argument: str, call: Callable[[], Any]) -> str:
-    """What a call gives: "taken" if what it makes answers, "refused" with a sentence of ours, or else the sentence."""
+    """Return "taken" if the made mask works, "refused" if the error is one of our sentences, or else the message."""
     try:
         mask = call()
     except (ValueError, TypeError, sc.UnsupportedError) as refusal:
@@ -34,7 +34,7 @@ def _outcome(name: str, argument: str, call: Callable[[], Any]) -> str:
 
 
 def _answers(mask: masks.Mask) -> None:
-    """It can be asked, also by way of its plan, and has a name."""
+    """Check that a mask can be read, also by way of its plan, and has a name."""
     assert str(mask)
     if any(tensor.is_meta for tensor in mask.tensors()):
         assert mask.shape == (1, 1)

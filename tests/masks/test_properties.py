@@ -1,4 +1,4 @@
-"""What masks say of themselves, against what they do."""
+"""Tests of the properties of masks against their pairs."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ KEYS = Dense(torch.tensor([[[[True, False, True]]]]))
 
 @dataclasses.dataclass(frozen=True)
 class Twice(masks.Mask):
-    """A mask of a user's own, made of another one."""
+    """A user's mask made of another one."""
 
     rule: masks.Mask
 
@@ -76,7 +76,7 @@ def test_a_mask_made_of_another_knows_what_that_one_knows() -> None:
 
 
 class Apart(masks.Mask):
-    """A mask of a user's own that tells items or heads apart."""
+    """A user's mask that differs between items or heads."""
 
     def __init__(self, items: int, heads: int):
         self.apart = items, heads

@@ -92,7 +92,7 @@ def test_the_definition_runs_under_vmap(mask):
 
 
 class Rows(Statistic[int, int]):
-    """How many rows there are: no tensor."""
+    """The number of rows, as an int and not a tensor."""
 
     def start(self, info):
         return 0

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def by_segments(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, segment: int, update: str) -> Tensor:
-    """What comes out for ``[batch, heads, len, width]`` that stand at 0, 1, 2, …; ``gate [heads]`` is after sigmoid."""
+    """Return the output for ``[batch, heads, len, width]`` from position 0 on; ``gate [heads]`` is after sigmoid."""
     share, gate = q.shape[1] // k.shape[1], gate[:, None, None]
     k, v = (x.repeat_interleave(share, 1) for x in (k, v))
     memory, norm, out = 0.0, 0.0, []

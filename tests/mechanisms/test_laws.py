@@ -15,7 +15,7 @@ from saccade.mechanisms.recurrences.substeps import SubstepMatrix
 from saccade.scorers import BlockMeans, DotProducts
 from saccade.testing.laws import invariance, locality, program_behaviour
 
-# What says that an output is that of softmax, or of scores that softmax alone has, is not among them.
+# Laws of the softmax output, and of scores that only softmax has, are not among them.
 GENERAL = [
     law for group in (locality, invariance, program_behaviour) for law in group.LAWS if law.name != "half_precision"
 ]

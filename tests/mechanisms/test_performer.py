@@ -1,4 +1,4 @@
-"""Performer: unbiased, of the variance that the paper gives, and the softmax in the limit."""
+"""Tests of Performer: unbiased, with the variance that the paper gives, and softmax in the limit."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ D, M = 8, 8
 
 
 def _estimates(x: Tensor, y: Tensor, kind: str, *, orthogonal: bool, draws: int, m: int = M) -> Tensor:
-    """The kernel of two vectors by many draws of features."""
+    """Return estimates of the kernel of two vectors by many draws of features."""
     generator = torch.Generator().manual_seed(3)
     sizes = [m] * draws if orthogonal else [m * draws]
     projection = torch.cat([directions(n, len(x), orthogonal=orthogonal, generator=generator) for n in sizes])
@@ -41,7 +41,7 @@ def _pair(angle: str, norm: float) -> tuple[Tensor, Tensor]:
 
 
 def _formula(x: Tensor, y: Tensor, kind: str, m: int = M) -> float:
-    """Lemma 2 of the paper, for independent directions."""
+    """Return the variance by lemma 2 of the paper, for independent directions."""
     kernel, plus, minus = math.exp(x @ y), ((x + y) ** 2).sum().item(), ((x - y) ** 2).sum().item()
     positive = math.exp(plus) * kernel**2 * (1 - math.exp(-plus)) / m
     return {
@@ -104,7 +104,7 @@ def test_directions_are_perpendicular_and_as_long_as_normal_ones() -> None:
 
 
 def _softmax_kernel(data: Tensor, projection: Tensor, *, is_query: bool) -> Tensor:
-    """What performer-pytorch computes, its eps at 0; written from its formula."""
+    """Return the features of performer-pytorch with its eps at 0, from its formula."""
     data = data * data.shape[-1] ** -0.25
     dash = data @ projection.T
     diagonal = (data**2).sum(-1, keepdim=True) / 2
@@ -346,7 +346,7 @@ def test_an_unsupported_mask_is_refused() -> None:
 
 
 def _given_by_hand(query: Tensor, key: Tensor, omega: Tensor, scale: float) -> Tensor:
-    """Rows of positive features, written out: exp(w x - |x|^2 / 2), one after another."""
+    """Return the product with positive features written out: exp(w x - |x|^2 / 2), one after another."""
     scaled = (query * scale, key * scale)
     left, right = (torch.stack([(x @ w - (x * x).sum(-1) / 2).exp() for w in omega], -1) for x in scaled)
     weights = left @ right.mT

@@ -1,4 +1,4 @@
-"""S4D: convolution = recurrence = definition; packed, padded, split, in layers."""
+"""Tests of S4D: convolution = recurrence = definition; packed, padded, split, in layers."""
 
 import re
 
@@ -31,7 +31,7 @@ def values(length=LENGTH, width=1):
 
 
 def impulse(s4d, length):
-    """What each channel makes of a single 1, by scipy's zero-order hold and a loop."""
+    """Return the impulse response of each channel, by scipy's zero-order hold and a loop."""
     found = torch.zeros(CHANNELS, length, dtype=torch.float64)
     for channel in range(CHANNELS):
         rate = torch.complex(-s4d.log_rate[channel].exp(), s4d.frequency[channel]).detach().numpy()
@@ -48,7 +48,7 @@ def impulse(s4d, length):
 
 
 def defined(s4d, mask, length=LENGTH):
-    """The matrix, entry by entry: tokens that are hidden take no time."""
+    """Return the matrix, entry by entry; hidden tokens take no time."""
     kernel = impulse(s4d.requires_grad_(False), length)
     found = torch.zeros(BATCH, CHANNELS, length, length, dtype=torch.float64)
     q, kv = torch.arange(length)[:, None], torch.arange(length)[None]

@@ -1,4 +1,4 @@
-"""What is special to selection: which keys are taken, ties, blocks, kernels, caches, and other people's indexers."""
+"""Tests of selection alone: chosen keys, ties, blocks, kernels, caches, and indexers from elsewhere."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ TORCH = torch.float64
 
 
 def _chosen(scores: Tensor, allowed: Tensor, k: int, size: int) -> Tensor:
-    """Which pairs are read, by the words of the docstring, row by row."""
+    """Return the pairs that are read, row by row, as the docstring says."""
     picked = torch.zeros_like(allowed)
     for place in torch.cartesian_prod(*map(torch.arange, allowed.shape[:3])).tolist():
         row, own = allowed[tuple(place)], scores[tuple(place)]

@@ -23,7 +23,7 @@ CASES: dict[str, tuple[Callable[[], Mechanism], Mask | None]] = {
     "linformer": (lambda: mechanisms.Linformer(N, 10).to(F64), None),
     "linformer, padded": (lambda: mechanisms.Linformer(N + 9, 10, share="key_value").to(F64), KEYS),
     "nystrom": (lambda: mechanisms.Nystrom(8, iterations=2), None),
-    # Of few landmarks, so that their matrix is far from singular: an inverse amplifies what rounding leaves.
+    # Few landmarks keep their matrix far from singular: an inverse amplifies rounding errors.
     "nystrom, padded": (lambda: mechanisms.Nystrom(3, iterations=None), KEYS),
 }
 

@@ -1,4 +1,4 @@
-"""What a decoder computes, takes and refuses, whatever its weights."""
+"""Tests of a decoder's results, and of inputs that it takes and refuses, for any weights."""
 
 import math
 
@@ -37,7 +37,7 @@ def some_tokens(batch=2, length=11):
 
 
 def by_hand(model, tokens):
-    """The same network, written out for one text."""
+    """Compute the same network for one text, written out."""
     config, state = model.config, dict(model.named_parameters())
     n, heads, kv_heads = tokens.shape[0], config.num_heads, config.kv_heads
     head_dim = config.embed_dim // heads

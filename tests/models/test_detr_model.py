@@ -51,7 +51,7 @@ def published(**words):
 
 
 class Backbone(torch.nn.Module):
-    """Their network, for ours."""
+    """A wrapper of their network for our model."""
 
     def __init__(self, theirs):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What an encoder takes and refuses, whatever its weights."""
+"""Tests of the inputs that an encoder takes and refuses, for any weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A decoder of a text and the cells of an image behind it, with another mask in each layer."""
+"""Tests of a decoder of a text and the cells of an image after it, with another mask in each layer."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ PATTERNS = (
 
 
 def sees(layer: int, i: int, j: int) -> bool:
-    """What the patterns say, by rows and columns of plain ints."""
+    """Return whether a pair is allowed by the pattern of a layer, by rows and columns of plain ints."""
     if j > i or i < TEXT or j < TEXT:
         return j <= i
     (y, x), (v, u) = divmod(i - TEXT, WIDTH), divmod(j - TEXT, WIDTH)

@@ -1,4 +1,4 @@
-"""What config.json tells is held against the weights' files before anything of its sizes is made."""
+"""The values of config.json are checked against the weights' files before any tensor of their sizes is made."""
 
 import json
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def _told(folder: Path, **words: object) -> None:
 
 @pytest.fixture
 def layers(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
-    """The layers that are made, of any model."""
+    """Return a list that gets every layer of a decoder or encoder as it is made."""
     made: list[nn.Module] = []
     for kind in (DecoderLayer, EncoderLayer):
 

@@ -43,7 +43,7 @@ def batch(encoder, bert):
 
 
 def mean_pooled(hidden, is_real):
-    """As sentence-transformers pools and normalises."""
+    """Return embeddings pooled and normalised as by sentence-transformers."""
     weight = is_real[..., None].float()
     mean = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
     return torch.nn.functional.normalize(mean, p=2, dim=1)

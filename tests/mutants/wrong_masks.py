@@ -37,7 +37,7 @@ class UpperLeft(Stepwise, caught_by=("decode", "oracle")):
 
 
 class DecodeSeesAll(Stepwise, caught_by=("decode", "oracle", "polarity")):
-    """A single query skips the mask: the newest token may see everything, may it not?"""
+    """A single query skips the mask, as if the newest token saw everything."""
 
     def read_mask(self, mask: Tensor) -> Tensor:
         return torch.ones_like(mask) if mask.shape[2] == 1 else mask

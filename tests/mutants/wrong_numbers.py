@@ -77,7 +77,7 @@ class NaNOnEmpty(Stepwise, caught_by=("empty_rows", "oracle")):
 
 
 class NaNGradientOnEmpty(Stepwise, caught_by=("empty_rows", "gradients_of_inputs")):
-    """The NaN of a row that sees nothing is wiped off the result, but not off its gradient."""
+    """NaN in a row that sees nothing is cleared in the result, but not in its gradient."""
 
     def zero_blind_queries(self, query: Tensor, allowed: Tensor) -> Tensor:
         return query
@@ -128,7 +128,7 @@ class ZeroTimesNaN(Stepwise, caught_by=("isolation",)):
 
 
 class BlindQueriesScored(Stepwise, caught_by=("blindness",)):
-    """What a query that sees nothing holds is wiped off the result, but not off its gradient."""
+    """The content of a query that sees nothing is cleared in the result, but not in its gradient."""
 
     def zero_blind_queries(self, query: Tensor, allowed: Tensor) -> Tensor:
         return query

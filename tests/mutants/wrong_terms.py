@@ -18,7 +18,7 @@ class SinkIgnored(Stepwise, caught_by=("sink", "oracle", "gradients_of_parameter
 
 
 class SinkAddsItsValue(Stepwise, caught_by=("sink", "ones")):
-    """What the sink takes is not lost, but spread over all keys that the row sees."""
+    """The sink's share is not lost, but spread over all keys that the row sees."""
 
     def sink(self, weights: Tensor, lse: Tensor, sink_logit: Tensor | None) -> tuple[Tensor, Tensor]:
         left, whole = super().sink(weights, lse, sink_logit)

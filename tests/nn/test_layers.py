@@ -113,7 +113,7 @@ def test_any_split_equals_the_full_run(cross, mask, norm_first):
         cache = stack.new_cache()
         parts, start = [], 0
         for length in (4, 1, 3, 1):
-            # What was looked across to is known after the first call.
+            # The context is remembered after the first call.
             own = context if start == 0 else None
             parts.append(stack(x[:, start : start + length], own, cache=cache, **facts))
             start += length

@@ -1,4 +1,4 @@
-"""Which batch items are planned together, and rules whose step is longer than what is looked at."""
+"""Tests of the batch items that are planned together, and of strided rules with steps longer than the sequence."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""However the rows of a plan are grouped, its tiles hold what is allowed, each row once."""
+"""The tiles of a plan hold the allowed pairs, and each row once, for every grouping of rows."""
 
 from collections.abc import Hashable
 
@@ -16,7 +16,7 @@ ODD = masks.Predicate(lambda b, h, q, kv: (q + kv + b) % 3 != 0)
 
 
 class Before(masks.Mask):
-    """A rule of a user's own that knows no bounds, and of a box whether all of it is allowed."""
+    """A user's rule without bounds, which knows of a box only whether all of it is allowed."""
 
     def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return (kv < 4).expand(torch.broadcast_shapes(q.shape, kv.shape))
@@ -108,7 +108,7 @@ def _spans(*of: list[tuple[int, int]]) -> Spans:
 
 
 class Apart(masks.Mask):
-    """Two items and three heads."""
+    """A mask with two items and three heads."""
 
     shape = 2, 3
 

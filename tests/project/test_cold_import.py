@@ -1,4 +1,4 @@
-"""What a fresh process sees: ``import saccade`` brings torch and numpy along, and nothing else."""
+"""A fresh process that runs ``import saccade`` loads torch and numpy, and nothing else."""
 
 import subprocess
 import sys

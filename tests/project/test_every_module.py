@@ -1,4 +1,4 @@
-"""Every public module beside torch's tools for modules: copied, stored, begun without memory, wrapped, rounded."""
+"""Tests of every public module with torch's tools for modules: copied, saved, made on meta, wrapped, converted."""
 
 import copy
 import importlib
@@ -242,7 +242,7 @@ GIVEN: dict[str, tuple[Tensor, ...]] = {
 
 
 def _out(name: str, module: nn.Module) -> Tensor:
-    """What a module makes of an input that is always the same."""
+    """Return the output of a module for an input that is always the same."""
     if name in MATRICES:
         facts = {"mask": CAUSAL} if name in CAUSAL_ONLY else {}
         return module(*(QKV[1:] if name in ("S4D", "ShortConvolution") else QKV[:2]), **facts) @ QKV[2]
@@ -254,7 +254,7 @@ def _out(name: str, module: nn.Module) -> Tensor:
 
 
 def _made(name: str) -> nn.Module:
-    """A module all of whose parameters differ from what it begins with."""
+    """Return a module whose parameters all differ from their initial values."""
     torch.manual_seed(0)
     module = CASES[name]().eval()
     with torch.no_grad():
@@ -328,7 +328,7 @@ def test_a_module_that_ran_in_inference_mode_can_be_trained(name: str) -> None:
 
 
 class Adapter(nn.Module):
-    """A projection with something added, as adapters have it: the layer itself inside, and no weight of its own."""
+    """A wrapper as in adapters: the layer itself inside, an added factor, and no weight of its own."""
 
     def __init__(self, base_layer: nn.Module):
         super().__init__()
@@ -348,7 +348,7 @@ def _wrapped(module: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> nn.Mo
 
 
 class Doubled(nn.Module):
-    """The same, as a layer of torch's own kind would do it."""
+    """A wrapper that doubles the parameters of a layer and has its weight, as a layer of torch would."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What needs a package that is optional says which extra brings it, in words that a shell takes as they are."""
+"""A missing optional package gives an error that names its extra, in a form that can be pasted into a shell."""
 
 import re
 import shlex

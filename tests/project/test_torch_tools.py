@@ -1,4 +1,4 @@
-"""Beside torch's own tools: autocast, transforms, checkpointing, inference mode, copies, threads."""
+"""Tests with torch's own tools: autocast, transforms, checkpointing, inference mode, copies, threads."""
 
 import copy
 import gc
@@ -186,7 +186,7 @@ def test_threads_share_plans() -> None:
 @pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
 @pytest.mark.parametrize("bias", [False, True])
 def test_saved_tensor_hooks_see_all_tensors(impl: str, bias: bool) -> None:
-    """What waits for the backward pass holds on to nothing beside them, so that checkpoints free its memory."""
+    """Saved-tensor hooks see every tensor kept for the backward pass, so that checkpointing frees its memory."""
     leaf = torch.randn(1, 2, 64, 16, requires_grad=True)
     made = [leaf * 1.0, leaf * 2.0, leaf * 3.0, *([torch.randn(1, 2, 64, 64)] if bias else [])]
     held = [weakref.ref(x.untyped_storage()) for x in made]

@@ -84,7 +84,7 @@ def test_a_generation_with_padding_on_the_left(name, cache):
 
 
 def bytes_held(matrix):
-    """Of queries and keys, whatever they share counted once."""
+    """Return the bytes of queries and keys, with shared storage counted once."""
     parts = [part for part, _ in matrix._parts] if hasattr(matrix, "_parts") else [matrix]
     tensors = [x for part in parts for x in (part.inputs.query, part.inputs.key)]
     return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())

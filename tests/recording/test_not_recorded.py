@@ -1,4 +1,4 @@
-"""What ran beside the layers that are heard is said: attention that computes its weights by itself."""
+"""Tests of the warning about attention beside the recorded layers that computes its weights by itself."""
 
 import warnings
 
@@ -16,21 +16,21 @@ from saccade.recording import UnrecordedLayersWarning, record
 
 
 class PlainAttention(nn.Module):
-    """Weights in operations of its own, of which it multiplies a part."""
+    """Attention in plain operations, which multiplies only a part of its weights."""
 
     def forward(self, x):
         return (x @ x.mT).softmax(-1)[..., :3] @ x[..., :3, :]
 
 
 class AttentionOutput(nn.Module):
-    """A part of such a layer that attends to nothing."""
+    """A part of such a layer that does not attend."""
 
     def forward(self, x):
         return x.relu()
 
 
 class AttentionBlock(nn.Module):
-    """What holds the one that attends."""
+    """A module around the one that attends."""
 
     def __init__(self, attention):
         super().__init__()
@@ -162,7 +162,7 @@ def test_a_layer_that_asks_for_the_product_beside_the_attention_interface():
 
 
 class TurnedAttention(nn.MultiheadAttention):
-    """Attention of a user's own, in torch's layer."""
+    """A user's attention in torch's layer."""
 
     def forward(self, query, key, value, **options):
         return super().forward(query.flip(1), key, value, **options)

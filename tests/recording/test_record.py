@@ -1,4 +1,4 @@
-"""What is recorded is what the model attends to, over prompts and steps; and the model says the same to the bit."""
+"""A recording holds what the model attends to, over prompts and steps, and outputs are bitwise unchanged."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What cannot be recorded is refused, before or after the model runs."""
+"""Models that cannot be recorded are refused, before or after they run."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from saccade.statistics import Entropy, TopK
 
 
 class Own(nn.Module):
-    """Attention in operations of its own: nothing to hear."""
+    """Attention in plain operations, of which nothing can be recorded."""
 
     def forward(self, x):
         return (x @ x.mT).softmax(-1) @ x

@@ -22,7 +22,7 @@ def inputs(heads=4, q_len=9, kv_len=9, width=8, batch=2, dtype=torch.float64):
 
 
 def dense(function, query, key, value, mask):
-    """By definition, every pair with an index of its own."""
+    """Compute attention by definition, with an index for every pair."""
     batch, heads, q_len, width = query.shape
     kv_len = key.shape[2]
     b, h, q, kv = torch.meshgrid(*(torch.arange(n) for n in (batch, heads, q_len, kv_len)), indexing="ij")

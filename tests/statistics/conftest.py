@@ -1,4 +1,4 @@
-"""What tests marked with `either_way` say is so whether blocks answer or a compiled sweep does."""
+"""Fixtures that run marked tests both by blocks and by the compiled sweep."""
 
 import pytest
 

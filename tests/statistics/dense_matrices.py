@@ -1,4 +1,4 @@
-"""Cases as matrices, and what these are when written out."""
+"""The cases as dense matrices."""
 
 import torch
 from torch import Tensor
@@ -23,13 +23,13 @@ def matrix_of(case: Case, dtype: torch.dtype = torch.float64) -> sc.AttentionMat
 
 
 def dense_of(case: Case, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The weights in float64, from the oracle: values that are the identity are multiplied by the weights."""
+    """Return the weights in float64 by the oracle, with the identity as values."""
     eye = torch.eye(case.kv_len, dtype=torch.float64).expand(case.batch, case.num_kv_heads, -1, -1)
     return case.problem(dtype).but(value=eye).truth()[0]
 
 
 def lags_of(case: Case) -> tuple[Tensor, Tensor]:
-    """Where queries stand relative to keys, and where keys stand, as the case says it."""
+    """Return the distances of queries from keys, and the positions of keys, by the case's own positions."""
     positions = case.problem(torch.float64).positions
     q, kv = positions.get("q_positions"), positions.get("kv_positions")
 

@@ -33,7 +33,7 @@ from saccade.testing import LARGE_CASES, Case
 
 
 def defined(name: str, p: Tensor, lags: Tensor, kv: Tensor) -> Tensor:
-    """What a statistic is, in float64, from weights that are there."""
+    """Return a statistic by definition, in float64, from dense weights."""
     logs = torch.where(p > 0, p.clamp_min(1e-300).log(), 0.0)
     of_rows = {
         "largest": lambda: p.amax(-1),

@@ -1,4 +1,4 @@
-"""Which head tells most, by numbers that can be checked by hand."""
+"""Tests of the ranking of heads, by numbers that can be checked by hand."""
 
 from math import log
 

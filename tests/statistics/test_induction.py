@@ -15,7 +15,7 @@ from saccade.statistics import InductionMass
 
 
 def by_loop(weights, tokens):
-    """Of one head ``[q_len, kv_len]``: for every query the weights of keys after earlier ones of its token."""
+    """Return for every query of a head ``[q_len, kv_len]`` the weights of keys after earlier ones of its token."""
     q_len, kv_len = weights.shape
     found = []
     for query in range(q_len):

@@ -1,4 +1,4 @@
-"""What costs passes: singular values, stable rank, distances of heads, rollout; each beside the dense definition."""
+"""Tests of statistics that take several passes: singular values, stable rank, distances of heads, rollout."""
 
 import pytest
 import torch

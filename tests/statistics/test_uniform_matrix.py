@@ -32,7 +32,7 @@ KNOWN = [case for case in EVERY if case.q_len and case.kv_len and (case.rule is 
 
 
 def even_rows(case: Case) -> Tensor:
-    """Even rows over the pairs that the case's function of integers allows, in float64."""
+    """Return even rows over the pairs that the case's function of integers allows, in float64."""
     given = case.problem(torch.float64).positions
     q, kv = given.get("q_positions"), given.get("kv_positions")
 

@@ -1,4 +1,4 @@
-"""What people hand over without thinking of its type, and means one thing only: taken, as what it says."""
+"""Arguments of another type with only one meaning are accepted and converted."""
 
 import numpy as np
 import pytest

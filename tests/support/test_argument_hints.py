@@ -1,6 +1,6 @@
-"""What people type who come from elsewhere: each call works, or gets one of our sentences with the word that was meant.
+"""Argument names from other libraries work, or get one of our error messages with the right name.
 
-Never an error of torch's or Python's own, and never a wrong answer.
+No call gives an error of torch's or Python's own, or a wrong answer.
 """
 
 import re
@@ -34,7 +34,7 @@ def layer(**kwargs):
 
 
 # ruff: noqa: PLW0108  a call is written as people write it
-# What torch calls it, what others call it: the call, and words of the sentence that it gets.
+# The name that torch or others use: a call with it, and words of the error message.
 SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     # attention, from SDPA and FlashAttention
     "is_causal": (lambda: attend(is_causal=True), "mask=masks.Causal()"),
@@ -289,7 +289,7 @@ def test_the_rest_gets_a_sentence_with_the_word_of_ours(name):
 )
 @pytest.mark.parametrize("function", [sc.attention, sc.attention_with_lse])
 def test_python_names_missing_and_surplus_values_of_attention(function, values, words):
-    """A wrapper that says so in our words would cost a call in every product."""
+    """Python's own message suffices for these calls: a wrapper with our words would slow down every product."""
     with pytest.raises(TypeError, match=re.escape(f"{function.__name__}() {words}")):
         function(*values)
 

@@ -26,7 +26,7 @@ def _good() -> dict[str, Any]:
     return {"query": _q(), "key": _q(2, 2, 6, 8), "value": _q(2, 2, 6, 3)}
 
 
-# How an ingredient can be spoiled: what to pass, and the sentence after "function: ".
+# Wrong values of an ingredient, and the sentence after "function: ".
 _SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"query": [1.0]}, "query must be a tensor; got list."),
     ({"key": None}, "key must be a tensor; got NoneType."),

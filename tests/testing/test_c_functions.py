@@ -166,7 +166,7 @@ def test_the_command_names_the_trial_in_which_a_function_crashes(library):
 
 @on_linux
 def test_a_function_that_ends_the_process_is_no_success(library, tmp_path):
-    """And text that was written before is written once."""
+    """The exit code is 1, and text that was printed before appears once."""
     claims = tmp_path / "claims.py"
     claims.write_text('print("read")\nCLAIMS = {"gradients": False}\n')
     command = [*command_of(library, "leaving"), "--claims", f"{claims}::CLAIMS", "--case", "causal"]

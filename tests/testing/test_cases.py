@@ -1,4 +1,4 @@
-"""The cases: complete, named once, and each mask equal to the same mask said in plain integers."""
+"""Tests of the cases: complete, named once, and each mask equal to the same mask in plain integers."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ def test_every_kind_of_score_and_of_relative_bias_has_a_case():
 
 
 def parts(mask):
-    """A mask and everything that it is made of."""
+    """Return a mask and all its parts."""
     if mask is None:
         return []
     inner = [getattr(mask, "rule", None), getattr(mask, "part", None)]
@@ -82,7 +82,7 @@ def same(got, want):
 
 
 def mask_says(problem, case):
-    """What the rule of a problem, read where its tokens stand, says: bool ``[batch, heads, q_len, kv_len]``."""
+    """Return a problem's mask at the positions of its tokens: bool ``[batch, heads, q_len, kv_len]``."""
     if problem.mask is None:
         return torch.ones_like(problem.allowed)
     sizes = problem.query.shape[2], problem.key.shape[2]

@@ -1,4 +1,4 @@
-"""The kit on functions from outside: what it reports, and what it does not count."""
+"""Tests of the kit on outside functions: its reports, and differences that it does not count."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_unknown_names_of_cases_and_laws_are_refused(argument, known):
 
 
 def test_the_first_of_several_equal_differences_is_reported():
-    """Which one is the largest by a last digit differs between machines, and so would what a report says."""
+    """Rounding decides which difference is the largest, so that a report of that one would differ between machines."""
     off = torch.tensor([[0.0, 1.0, 1.0 + 1e-13], [1.0, 0.5, 1.0]], dtype=torch.float64)
     with pytest.raises(LawBroken, match=r"the output at \[0, 1\] is 1, not 0; error"):
         same("the output", off, torch.zeros_like(off), torch.float64)
@@ -180,8 +180,9 @@ def test_report_prints_laws_verdicts_and_the_first_counter_example():
     assert untried == "not offered 3 times: returns no lse"
     assert seed == "seed 0: seed=0 repeats this run"
     assert summary == "2 of the 2 laws that could be tried are broken: oracle, gradients_of_inputs."
-    with pytest.raises(testing.LawBroken, match=r"(?s)law .*oracle\[full-float64\] broken: the output at"):
+    with pytest.raises(testing.LawBroken, match=r"(?s)law .*oracle\[full-float64\] broken: the output at") as broken:
         report.raise_if_broken()
+    assert str(broken.value).splitlines()[0] == summary
 
 
 def test_a_report_without_faults_returns_itself():

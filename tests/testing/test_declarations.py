@@ -1,4 +1,4 @@
-"""What is said of a function is tried both ways: a "no" must be refused, a "yes" must be answered."""
+"""Declarations of a function are tested both ways: a "no" must be refused, and a "yes" must be answered."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ STEPWISE = Stepwise()
 
 
 def verdicts(function, cases=("causal",), **said):
-    """The verdict and the message of both laws on a case or more."""
+    """Return the verdict and the message of both laws on one or more cases."""
     chosen = [case for case in testing.CASES if case.name in cases]
     report = testing.check(function, cases=chosen, laws=LAWS, dtypes=[torch.float32], **said, seed=0)
     return {result.law: (result.verdict, result.message) for result in report.results}
@@ -46,7 +46,7 @@ def test_an_option_that_vanishes_in_the_dark_is_a_broken_declaration():
 
 
 def broadcasting(query, key, value, mask):
-    """Right for one key head, which broadcasts, and an error for two."""
+    """Compute attention that is right for one key head, which broadcasts, and an error for two."""
     scores = (query @ key.mT / query.shape[3] ** 0.5).masked_fill(~mask, -torch.inf)
     return scores.softmax(-1) @ value
 

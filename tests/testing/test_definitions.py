@@ -1,4 +1,4 @@
-"""The definitions of scores and relative biases, against loops over floats, torch and transformers."""
+"""Tests of the definitions of scores and relative biases, against loops over floats, torch and transformers."""
 
 import math
 
@@ -30,7 +30,7 @@ def rows_times(matrix, vector):
 
 
 def by_hand(score, q, k):
-    """A score of two lists of floats."""
+    """Return a score of two lists of floats."""
     match score:
         case scores.Dot():
             return dot(q, k)
@@ -95,7 +95,7 @@ def test_buckets_are_those_of_transformers(num_buckets, max_distance, bidirectio
 
 
 def relative_by_hand(bias, q, kv, head, query, scale):
-    """What a relative bias adds, from plain ints and lists of floats."""
+    """Return a relative bias from plain ints and lists of floats."""
     match bias:
         case positions.Clipped():
             return bias.weight[head].tolist()[max(-bias.reach, min(bias.reach, q - kv)) + bias.reach]

@@ -1,4 +1,4 @@
-"""What a kernel's claims leave open is tried with one call each, and what raises an error is left out with a note."""
+"""Options that a kernel's claims leave open are tried with one call each, and left out with a note if it raises."""
 
 import shlex
 
@@ -22,7 +22,7 @@ def right(q, k, v, mask):
 
 
 def only(condition):
-    """A right kernel that raises an error unless a condition on its inputs holds."""
+    """Return a right kernel that raises an error unless a condition on its inputs holds."""
 
     def kernel(q, k, v, mask):
         if not condition(q, k, v, mask):

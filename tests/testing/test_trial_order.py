@@ -1,4 +1,4 @@
-"""Which trials of a law run, which come first, and what a law that ran on few of them says."""
+"""Tests of the order and number of a law's trials, and of the note on a law that ran on few of them."""
 
 import itertools
 import sys
@@ -31,7 +31,7 @@ def off_by_one(q, k, v, causal=False):
 
 
 def _second_by_second(monkeypatch):
-    """Replace the judge's clock by one on which a second passes between two looks."""
+    """Replace the judge's clock by one that advances a second at every reading."""
     looks = itertools.count()
     clock = types.SimpleNamespace(monotonic=lambda: float(next(looks)))
     monkeypatch.setattr(sys.modules["saccade.testing.judging.judge"], "time", clock)

@@ -1,4 +1,4 @@
-"""Tokens are spelled as a person reads them, whatever way their vocabulary writes them; none is lost."""
+"""Tokens are spelled readably for every kind of vocabulary, and none is lost."""
 
 import pytest
 from hypothesis import assume, example, given
@@ -18,12 +18,12 @@ def pieces_of(text):
 
 
 def is_told(text):
-    """Whether a text shows in which way its bytes are written."""
+    """Return whether a text shows how its bytes are written."""
     return " " in text or "\n" in text or not text.isascii()
 
 
 def parts_of(text):
-    """What single bytes show: a character of several bytes is shown by each, with its number."""
+    """Return the spelling of each byte: a character of several bytes is shown for each of them, with a number."""
     shown = []
     for character in text:
         count = len(character.encode())

@@ -1,4 +1,4 @@
-"""What agrees, what does not, and how it is told."""
+"""Tests of measurements that agree or disagree, and of their texts."""
 
 import math
 

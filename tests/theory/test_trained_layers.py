@@ -1,4 +1,4 @@
-"""What claims about training are judged by: layers that learn, in a part of the steps that their slow verdicts take."""
+"""Tests of the trained layers behind claims about training, in a part of the steps of the slow checks."""
 
 import pytest
 import torch

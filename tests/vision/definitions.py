@@ -63,7 +63,7 @@ def spatial_gate(x: Tensor, state: dict[str, Tensor]) -> Tensor:
 
 
 def cbam(x: Tensor, state: dict[str, Tensor], *, channels_first: bool = True) -> Tensor:
-    """Both gates in order; parameters under timm's names."""
+    """Apply both gates in order; parameters have timm's names."""
     parts = [
         {n.split(".", 1)[1]: p for n, p in state.items() if n.startswith(which)} for which in ("channel", "spatial")
     ]

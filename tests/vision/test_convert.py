@@ -6,7 +6,7 @@ from tests.vision import definitions
 
 from saccade import vision
 
-# How to make ours, and the outputs that timm's layer gives with its parameters, written out in float64.
+# Our module, and the output of timm's layer with its parameters, written out in float64.
 CASES = {
     "SEModule": (
         lambda: vision.ChannelAttention(8, 2),

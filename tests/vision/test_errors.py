@@ -1,4 +1,4 @@
-"""What is not supported is refused with a sentence, before any work is done."""
+"""Unsupported inputs are refused with a one-sentence message before any work is done."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ MODULES = {
 
 
 def _as_timm_names(module: nn.Module) -> dict[str, torch.Tensor]:
-    """By a table of its own: the conversion under test has another."""
+    """Return the parameters under timm's names, by a table independent of the conversion under test."""
     theirs = {"reduce": "fc1", "expand": "fc2", "query": "t", "key": "p", "value": "g", "output": "z"}
     renamed = {}
     for name, own in module.state_dict().items():
@@ -205,7 +205,7 @@ def test_rectified_sums_where_everything_ties_or_nothing_is_left() -> None:
         expected = torch.relu(query[:, :, None] + key[:, None]) @ value / 4
         got = rectified_sum_mean(query, key, value)
         torch.testing.assert_close(got, expected)
-        # Where the sum is 0 exactly, torch's ReLU has the slope 0; so have we.
+        # For a sum of exactly 0, torch's ReLU has the slope 0; so have we.
         for own, other in zip(*(torch.autograd.grad(y.sum(), (query, key)) for y in (got, expected)), strict=True):
             torch.testing.assert_close(own, other)
 

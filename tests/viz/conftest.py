@@ -40,7 +40,7 @@ def make_font():
 
 @pytest.fixture
 def only_bundled_fonts(monkeypatch):
-    """As on a machine whose only fonts are the ones that come with matplotlib, and nobody warned yet."""
+    """Leave only the fonts that come with matplotlib, with no warning given yet."""
     bundled = [entry for entry in font_manager.fontManager.ttflist if "mpl-data" in entry.fname]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", bundled)
     monkeypatch.setattr(font_manager, "findSystemFonts", list)

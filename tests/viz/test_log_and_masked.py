@@ -1,4 +1,4 @@
-"""What is hidden is grey, what is next to nothing is white; on linear and on logarithmic scales."""
+"""Hidden cells are grey and tiny weights white, on linear and logarithmic scales."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ CAUSAL = masks.Causal().to_dense(4)
 
 
 def colours_of(figure):
-    """The map's pixels, RGB 0 to 255, top row first."""
+    """Return the map's pixels, RGB 0 to 255, top row first."""
     figure.canvas.draw()
     picture = np.asarray(figure.canvas.buffer_rgba())[..., :3]
     box = figure.axes[0].get_window_extent()

@@ -1,4 +1,4 @@
-"""Every head's map in one figure."""
+"""Tests of figures with the maps of all heads."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def names(figure):
 
 
 def titles(figure):
-    """The title, and the subtitle."""
+    """Return the title and the subtitle."""
     (below,) = (text.get_text() for text in figure.axes[0].texts if isinstance(text, Annotation))
     return figure.axes[0].get_title(loc="left"), below.replace("\n", " ")
 
@@ -24,7 +24,7 @@ def sheet(figure):
 
 
 def dark(figure):
-    """How many pixels are at the dark end of the scale."""
+    """Return the number of pixels at the dark end of the scale."""
     return int((sheet(figure).max(-1) < 0.1).sum())
 
 

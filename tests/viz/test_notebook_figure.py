@@ -1,4 +1,4 @@
-"""What a notebook shows of a figure: a picture, though pyplot does not know it."""
+"""A notebook shows a figure as a picture, though pyplot does not know it."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Word-to-image attention is drawn on the patches it belongs to, with colours that the bar has."""
+"""Word-to-image attention is drawn on the right patches, in colours of the bar."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ def sheet(figure):
 
 
 def pictures(figure, count):
-    """The pictures of a figure in one row, whose image is square, each ``[side, side, 3]``."""
+    """Return the pictures in a row of a figure with a square image, each ``[side, side, 3]``."""
     shown = sheet(figure)[-_SIDE:]
     return [shown[:, place * (_SIDE + 18) : place * (_SIDE + 18) + _SIDE] for place in range(count)]
 
 
 def redness(picture, rows, columns):
-    """How red each patch is, ``[rows, columns]``: red less blue at its middle."""
+    """Return red less blue in the middle of each patch, ``[rows, columns]``."""
     height, width, _ = picture.shape
     y, x = ((np.arange(n) + 0.5) * size // n for n, size in ((rows, height), (columns, width)))
     middle = picture[y.astype(int)][:, x.astype(int)]

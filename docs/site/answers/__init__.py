@@ -1,1 +1,1 @@
-"""What the library answers to who asks what runs with what, and the tables of capabilities.md that tell it."""
+"""Answers of the library about masks, inputs, kernels, mechanisms and caches, for the tables of capabilities.md."""

@@ -1,4 +1,4 @@
-"""Which mechanisms each cache runs with, how far from the dense run, and how many bytes it holds."""
+"""The mechanisms that each cache runs with, the distance from the dense run, and the bytes that it holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.mechanisms.entry_softmax import EntrySoftmax
 from saccade.nn.block_compressor import BlockCompressor, BlockReader
 from saccade.testing import error
 
-# Which mask is joined with the causal one in the dense run that a cache names; no mask at all for a context.
+# The mask that is joined with the causal one in the dense run of a cache; no mask at all for a context.
 DENSE_RUNS: dict[str, Mask | None] = {
     "SinkWindowCache": masks.Causal() & masks.streaming(4, 8),
     "SegmentCache": masks.Causal() & masks.Segments(8, 4),
@@ -31,7 +31,7 @@ DENSE_RUNS: dict[str, Mask | None] = {
 
 @cache
 def caches_run() -> dict[str, dict[str, float | str]]:
-    """Of each cache and mechanism how far a prefill and steps are from the dense run, or why they are refused."""
+    """Return for each cache and mechanism the error of a prefill and steps against the dense run, or the refusal."""
     found: dict[str, dict[str, float | str]] = {}
     for name in CACHES:
         found[name] = {}
@@ -88,7 +88,7 @@ class CacheSize(NamedTuple):
 
 @cache
 def sizes_of_caches() -> dict[str, CacheSize]:
-    """In float32, one key head of width 64, with a mechanism that the cache is made for, else softmax."""
+    """Return sizes in float32, one key head of width 64, with the mechanism of the cache or else softmax."""
     found = {}
     for name in CACHES:
         told = mechanisms_told()

@@ -11,7 +11,7 @@ from saccade import positions, scores
 
 
 class Input(NamedTuple):
-    """What may come beside query and key, told in both languages."""
+    """A possible input beside query and key, with its name in both languages."""
 
     en: str
     zh: str
@@ -23,7 +23,7 @@ class Input(NamedTuple):
 
 
 def inputs() -> list[Input]:
-    """All of them, for two heads of `WIDTH` and 64 tokens."""
+    """Return all inputs, for two heads of `WIDTH` and 64 tokens."""
     bias, table = torch.zeros(1, 2, 64, 64), positions.T5(2)
     return [
         Input("gradients", "梯度"),

@@ -1,4 +1,4 @@
-"""Which masks and inputs each kernel runs, or the reasons why it does not."""
+"""The masks and inputs that each kernel runs, or the reasons why it does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from saccade.masks import Mask
 
 @contextmanager
 def anywhere() -> Iterator[list[Kernel]]:
-    """Kernels that answer as if they were on their device, and the compiled one as if it were installed."""
+    """Yield kernels that answer as if on their device, with the compiled kernel as if installed."""
     kernels = [type(kernel)() for kernel in KERNELS]
     for kernel in kernels:
         if hasattr(kernel, "devices"):
@@ -45,7 +45,7 @@ def ingredients_of(
 
 @cache
 def kernels_of_masks() -> dict[str, dict[str, tuple[str, ...]]]:
-    """Of each mask and kernel the reasons why it does not run; an empty tuple: it does."""
+    """Return for each mask and kernel the reasons why it does not run, empty if it does."""
     found = {}
     with anywhere() as kernels:
         for name in MASKS:
@@ -56,7 +56,7 @@ def kernels_of_masks() -> dict[str, dict[str, tuple[str, ...]]]:
 
 @cache
 def kernels_of_inputs() -> dict[str, dict[str, tuple[str, ...]]]:
-    """Of each input and kernel the reasons why it does not run, beside a full mask."""
+    """Return for each input and kernel the reasons why it does not run, beside a full mask."""
     found = {}
     with anywhere() as kernels:
         for one in inputs():

@@ -1,4 +1,4 @@
-"""What each mask costs."""
+"""The cost of each mask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.engine.kernels.kernel import Request
 
 
 class MaskCost(NamedTuple):
-    """Of all pairs of `TOKENS` tokens, shares that are allowed and that kernels compute; tiles; pairs looked at."""
+    """Shares of the pairs of `TOKENS` tokens that are allowed and that kernels compute; tiles; pairs looked at."""
 
     allowed: float
     fused: float

@@ -1,4 +1,4 @@
-"""What the matrix of each mechanism is and can be asked, which masks it takes, and what it costs."""
+"""The matrix of each mechanism with the questions it answers, the masks that the mechanism takes, and its cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.testing import error, tolerance
 
 
 class MechanismTold(NamedTuple):
-    """What a mechanism's matrix is.
+    """Properties of a mechanism's matrix.
 
     Attributes:
         matrix: its class.
@@ -43,7 +43,7 @@ class MechanismTold(NamedTuple):
 
 @cache
 def mechanisms_told() -> dict[str, MechanismTold]:
-    """All mechanisms."""
+    """Return the properties of all mechanisms."""
     query, key, value = tokens()[:3]
     found = {}
     for name in MECHANISMS:
@@ -97,7 +97,7 @@ def costs_of_mechanisms() -> dict[str, MechanismCost | None]:
 
 
 def questions() -> dict[bool, list[str]]:
-    """Questions to a matrix, by whether they want distributions."""
+    """Return the questions to a matrix, by whether they need distributions."""
     found: dict[bool, list[str]] = {False: [], True: []}
     for name in statistics.__all__:
         one = getattr(statistics, name)

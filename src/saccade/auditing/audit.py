@@ -80,7 +80,7 @@ def audit(
     layers with their residual connections, allows it. Each module that mixes tokens is also rerun in place, and must
     follow the rule of its layer. There are two probes: one replaces token embeddings; the other computes gradients, and
     any nonzero gradient counts as an influence. If the embedding table is compiled, the model receives embeddings
-    instead of tokens. Modules of compiled models are tested uncompiled.
+    instead of tokens. The modules of a compiled model are tested without compilation.
 
     Args:
         model: a module or function that maps tokens ``[batch, length]``, or embeddings ``[batch, length, width]``, to
@@ -96,13 +96,13 @@ def audit(
         batch_first: whether tokens or embeddings are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
             layouts of modules and outputs are detected automatically.
         module: the model that ``model`` calls, if ``model`` is a function; its embedding tables and layers are audited.
-        length: length of the random sequences. It must exceed the rule's windows: if a window hides nothing at this
+        length: length of the random sequences. It must exceed the rule's windows: if a window masks nothing at this
             length, the claim "length" is not answered and says which length to pass.
         layers: number of layers; when None, the number of modules that mix tokens.
         padding: bool ``[batch, length]``, True at tokens and False at padding. Rows of padding are not checked. When
             None, there is no padding. For an encoder-decoder, each row holds the source followed by the target.
         outputs: a function that extracts the output rows from the model's result; by default the logits, the hidden
-            states or the tensor itself. A `Runner` has its own.
+            states or the tensor itself. A `Runner` already has such a function.
         packed: lengths of the texts into which the first sequence is split. Each text must give the same rows packed
             as alone.
         padded: whether to check that padding on the left and on the right does not change the rows of real tokens.
@@ -117,7 +117,7 @@ def audit(
             with the same inputs, and gets the same report. Not needed for replicas in DistributedDataParallel.
 
     Returns:
-        A `Report`, which can be printed. `Report.ok` is True if some claim held and no claim is broken.
+        A `Report`, which can be printed. `Report.ok` is True if at least one claim held and no claim is broken.
 
     Raises:
         TypeError, ValueError: the rule is not a mask, the model does not accept the inputs, its rows have the wrong
@@ -357,7 +357,7 @@ def _pairs_for_picture(subject: ModelUnderTest, reach: Reach) -> tuple[Tensor | 
 
 
 def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers: int | None) -> tuple[list[Mask], str]:
-    """Return the declared rule of each layer, and a description of all rules."""
+    """Return the declared rule of each layer, and a description of all these rules."""
     if isinstance(subject, EncoderDecoderUnderTest):
         if layers is not None:
             raise value_error("layers", "be left out for an encoder-decoder", layers)
@@ -369,7 +369,7 @@ def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers
 
 
 def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
-    """Add ``use_cache=False`` to the inputs if the model accepts it, so that no rerun module sees keys in a cache."""
+    """Add ``use_cache=False`` to the inputs if the model accepts it, so that rerun modules see no cached keys."""
     if not isinstance(model, nn.Module) or not can_cache(model):
         return inputs
     if isinstance(inputs, Tensor):

@@ -32,7 +32,7 @@ _NO_ROWS = (nn.Linear, *_CONVOLUTIONS)
 
 
 def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
-    """Find the modules that mix tokens: the innermost modules with parameters in which a row depends on other rows.
+    """Find the modules that mix tokens: the innermost modules with parameters whose rows depend on other rows.
 
     Each module that takes rows is rerun with half of the rows changed (or half of each text, if there are two). Modules
     that contain a mixing module are not rerun.
@@ -92,13 +92,15 @@ class ByLayer:
 
     Args:
         subject: the model and its input.
-        mixed: the tokens that each module mixes, as `mixers` returns them. A module need not depend on other tokens.
+        mixed: the tokens that each module mixes, as `mixers` returns them. A module is not required to depend on any
+            token outside this set.
         checked_rows: the rows to check, bool ``[batch, length]``.
         rows: approximate number of rows to test in each module; with 512 tokens or more, only three are tested.
         least: largest gradient that does not count as a leak, as a fraction of the row's largest gradient.
 
     Attributes:
-        mixed: the argument ``mixed``, plus modules that mix more than their submodules explain, in execution order.
+        mixed: the argument ``mixed``, plus modules that mix more tokens than their submodules account for, in execution
+            order.
         findings: for each module, the first leak and the first token that it should see but ignores.
         differentiable: names of the modules whose outputs have gradients. Only these modules are checked.
         attending: names of the modules that weight tokens by content. A module that mixes in other ways, such as a
@@ -127,9 +129,9 @@ class ByLayer:
         """Rerun all mixing modules during one forward pass, and measure which tokens some of their rows depend on.
 
         The rows are evenly spaced; the rows ``positions`` are measured in addition. Modules that contain a
-        mixing module are also measured. Such a module mixes tokens itself if it reaches more than its submodules
-        explain: for example, a layer that convolves its keys in a submodule but computes attention with plain
-        functions.
+        mixing module are also measured. Such a module mixes tokens itself if its rows depend on more tokens than its
+        submodules account for: for example, a layer that convolves its keys in a submodule but computes attention with
+        plain functions.
         """
         around, calls = {outer for name in self.mixed for outer in self._enclosing(name)}, list[str]()
         names = [*self.mixed, *around - set(self.mixed)]
@@ -345,7 +347,7 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens at those distances from the probed row at which no row of the module sees any token."""
+    """Return the tokens whose distance from the probed row is one at which no row of the module sees a token."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():

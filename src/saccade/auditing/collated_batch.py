@@ -169,7 +169,7 @@ def ids_of(texts: Sequence[Any]) -> list[Tensor]:
     """Return the token ids of texts, which may be mappings with ``input_ids``, lists of ids, or tensors ``[length]``.
 
     Raises:
-        TypeError: there are no texts, or a text is not a non-empty list of token ids.
+        TypeError: there are no texts, or a text is empty or not a list of token ids.
     """
     found = [
         torch.as_tensor(text["input_ids"] if isinstance(text, Mapping) else text) if not isinstance(text, str) else None

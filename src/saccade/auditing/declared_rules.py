@@ -72,7 +72,8 @@ def from_config(model: Any) -> list[Mask] | Mask | None:
     """Return the rule that a model's configuration declares; None if the configuration does not determine a rule.
 
     A window of w in transformers is `Window(w - 1, 0)`; ModernBERT's ``local_attention`` of w is
-    ``Window(w // 2, w // 2)``. Recurrent layers are causal. If there are layers of any other kind, the result is None.
+    ``Window(w // 2, w // 2)``. Recurrent layers are causal. If there are layers of a different type, the result is
+    None.
     """
     config = getattr(model, "config", None)
     if isinstance(config, DecoderConfig):

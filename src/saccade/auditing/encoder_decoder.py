@@ -180,7 +180,7 @@ def default_rules(model: Any) -> dict[str, Mask] | None:
 
 
 def joint_rules(declared: Declared, subject: EncoderDecoderUnderTest) -> tuple[list[Mask], str]:
-    r"""Return a rule over source and target for each encoder layer and then each decoder layer, and a description.
+    r"""Return joint rules over source and target tokens, one for each encoder and decoder layer, and a description.
 
     .. math:: \begin{pmatrix} M_\text{encoder} & 0 \\ 0 & 0 \end{pmatrix}, \quad
               \begin{pmatrix} 0 & 0 \\ M_\text{cross} & M_\text{decoder} \end{pmatrix}

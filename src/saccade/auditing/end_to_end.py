@@ -20,10 +20,10 @@ from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientRep
 class EndToEnd:
     """The end-to-end probes of a model on one input, and their results.
 
-    Every set of tokens is tested with two probes, because each misses leaks that the other detects. The gradient of an
-    output with respect to a token that it must not see is exactly 0. Gradients therefore show even the smallest leak,
-    but they do not pass through counts, routers or rounding. Changes of the tokens do, but they reveal a leak only if
-    their effect exceeds the noise.
+    Every set of tokens is tested with two probes, because each misses leaks that the other detects. In a correct model,
+    the gradient of an output with respect to a token that it must not see is exactly 0. Gradients therefore show even
+    the smallest leak, but they do not pass through counts, routers or rounding. Changes of the tokens do, but they
+    reveal a leak only if their effect exceeds the noise.
 
     Args:
         subject: the model and its input.

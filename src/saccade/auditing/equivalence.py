@@ -40,7 +40,7 @@ class Pair:
     """Two equivalent ways of running a model, and how much their rows differ.
 
     Attributes:
-        name: the claim that both ways give equal rows.
+        name: the claim that both runs give equal rows.
         difference: the largest difference, relative to the root mean square of the expected rows; NaN for
             "not answered".
         allowed: the largest difference that rounding can explain; NaN for "not answered".
@@ -94,12 +94,12 @@ def sameness(
             `Runner` for the model. The model runs in eval mode and is left unchanged.
         ids: int ``[batch, len]``, without padding.
         packed: lengths of the texts into which the first row of ``ids`` is split. Each text must give the same rows
-            packed as alone. None skips this check.
+            packed as alone. If None, this check is skipped.
         padded: whether to check padding.
         cache: whether to check runs in chunks through a cache.
         against: names of attention implementations to compare with, such as ``"eager"`` and ``"sdpa"``.
-        outputs: a function that extracts rows ``[batch, len, ...]`` from the model's result. None uses the logits, the
-            last hidden states or the tensor itself.
+        outputs: a function that extracts rows ``[batch, len, ...]`` from the model's result. If None, they are the
+            logits, the last hidden states or the tensor itself.
         factor: the allowed difference, as a multiple of the effect of a single rounding error in every module.
         seed: seed of the random rounding errors.
 
@@ -108,8 +108,8 @@ def sameness(
 
     Raises:
         TypeError: the type of the model is not supported, or the ids are not integers.
-        ValueError: the ids are outside the vocabulary or fewer than two, the lengths do not sum to the length of a
-            row, ``outputs`` does not return rows, or it is passed with a `Runner`, which has its own.
+        ValueError: an id is outside the vocabulary, there are fewer than two ids, the lengths do not sum to the length
+            of a row, ``outputs`` does not return rows, or it is passed with a `Runner`, which has its own.
 
     Cost: about 20 runs, plus one run per token with ``cache``; memory for a copy of the model in float64, and briefly
     for a second copy.
@@ -221,7 +221,7 @@ def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> 
 
 
 def _in_float64(reason: str) -> list[Message]:
-    """Return a list with the reason why a run in float64 failed; the list is empty if ``reason`` is."""
+    """Return the reason why a run in float64 failed, as a list of one message; empty if ``reason`` is empty."""
     return [Message("in float64: {why}", why=Message(reason))] if reason else []
 
 

@@ -152,7 +152,7 @@ def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
 
 
 def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``want`` with its last rows replaced by ``after``, and ``want``, so that only these rows are compared."""
+    """Return ``want`` with its last rows replaced by ``after``, and ``want`` itself; only these rows can differ."""
     return torch.cat([want[:, : want.shape[1] - after.shape[1]], after], 1), want
 
 

@@ -81,7 +81,7 @@ def grouped(rules: Mapping[str, str]) -> list[str]:
 
 
 class _Ends(NamedTuple):
-    """The numbers of tokens on each side of a row that the row sees, and that belong to its document."""
+    """On each side of a row, the number of tokens that the row sees, and the number of tokens in its document."""
 
     left: int
     right: int
@@ -131,7 +131,7 @@ def _words(left: int, right: int, is_far: Sequence[bool]) -> str:
 
 
 def _run(numbers: Sequence[str]) -> str:
-    """Format numbers as a string: "0-3" if they are consecutive, otherwise "0,2,3"."""
+    """Format the numbers in module names as a string: "0-3" if they are consecutive, otherwise "0,2,3"."""
     if not numbers or numbers == [""]:
         return "".join(numbers)
     given = [int(one) for one in numbers]

@@ -30,7 +30,7 @@ def depth_of(name: str, layers: int) -> int:
 
 
 class NoGradientError(Exception):
-    """Error raised if the outputs of a model under test have no gradients; the message says why."""
+    """An error raised if the outputs of a model under test have no gradients; the message says why."""
 
 
 def rows_of(out: Any) -> Tensor:

@@ -1,8 +1,8 @@
-"""Audit a model that several processes run together. All processes must base their decisions on the same numbers.
+"""Audit a model that several processes run together. All processes must make the same decisions.
 
-Each process has the full inputs and outputs, but every pass waits for all processes, so a process in a different branch
-would wait forever. Therefore every decision uses the numbers of the first process. Each process computes only part of
-the model's gradient; the full gradient is the sum over all processes.
+Each process has the full inputs and outputs, but every pass waits for all processes, so a process that takes a
+different branch would wait forever. Therefore every decision is based on values from the first process. Each process
+computes only part of the model's gradient; the full gradient is the sum over all processes.
 """
 
 from __future__ import annotations

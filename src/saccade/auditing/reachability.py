@@ -141,7 +141,7 @@ def _with_other_modules(rule: Tensor, beside: Sequence[Tensor]) -> Tensor:
 
 
 def _propagated(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bools], _Bools]) -> Tensor:
-    """Extend a set of tokens by those reached through each layer; residual connections keep earlier ones in the set."""
+    """Add the tokens reached through each layer to a set; residual connections keep the earlier tokens in the set."""
     settled = None
     for layer in layers:
         if layer is settled:

@@ -136,7 +136,7 @@ class Report:
     __repr__ = __str__
 
     def _shown_model(self) -> str:
-        """Return the model's name, with this library's words translated; the name of a class is never translated."""
+        """Return the model's name as shown: this library's descriptions are translated, class names are not."""
         return translated(self.model) if isinstance(self.model, Message) else self.model
 
     def _coverage(self) -> list[str]:

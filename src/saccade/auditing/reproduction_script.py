@@ -60,7 +60,7 @@ _MEASURED = re.compile(r"\d+\.\d+(e[-+]\d+)?|\d+e[-+]\d+|nan|inf")  # a float as
 
 
 def _shows_fault(script: str) -> bool:
-    """Run a script, and return whether it prints a number that a correct model does not."""
+    """Run a script, and return whether it prints a number that it would not print for a correct model."""
     printed = io.StringIO()
     try:
         with (

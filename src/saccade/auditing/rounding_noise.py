@@ -30,8 +30,8 @@ def row_differences(a: Tensor, b: Tensor) -> Tensor:
         a, b: rows ``[batch, len, ...]``, with equal shapes.
 
     Returns:
-        float64 ``[batch, len]``, or float32 on MPS. A difference is infinite if only one number is NaN, and 0 if both
-        numbers are the same infinity.
+        float64 ``[batch, len]``, or float32 on MPS. A difference is infinite if only one of the two numbers is NaN, and
+        0 if both are the same infinity.
     """
     wide = torch.float32 if b.device.type == "mps" else torch.float64  # MPS has no float64
     a, b = a.detach().to(wide), b.detach().to(wide)
@@ -71,7 +71,7 @@ def jitter(
         repeats: number of repeats.
         seed: seed of the signs.
         tables: relative change of untrained tables, such as sinusoidal positions. If the model runs in a wider dtype
-            than the one in which the tables were stored, pass the rounding error of the latter.
+            than the one in which the tables were stored, pass the rounding error of that narrower dtype.
         weights: relative change of parameters with two dimensions or more, drawn for each repeat. If the model rounds
             its weights when it uses them, as under autocast, pass that rounding error.
         base: the result of ``run``, if it is already known.
@@ -172,7 +172,7 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 
 
 def _perturbed(out: Any, draw: torch.Generator) -> Any:
-    """Move each number in a module's result by one unit in the last place, except infinities, NaN and 0."""
+    """Move each element of a module's result by one unit in the last place, except infinities, NaN and 0."""
     if isinstance(out, Tensor):
         if not out.is_floating_point() or type(out) is LazyTensor:  # weights that are never materialised
             return out

@@ -19,17 +19,18 @@ Outputs = Callable[[Any], Tensor]
 
 
 class Unanswered(Exception):  # noqa: N818  # not an error: a model that cannot be run in this way is not wrong
-    """Exception raised by a runner if the model cannot be run in the requested way; the message says why."""
+    """An exception raised by a runner if the model cannot be run in the requested way; the message says why."""
 
 
 class WrongArgument(ValueError):  # noqa: N818  # the name says that the argument is wrong
-    """Exception raised by a runner for an invalid user argument. Other exceptions during a run come from the model."""
+    """An exception raised by a runner for an invalid user argument. Other exceptions come from the model."""
 
 
 class Runner:
-    """Equivalent ways of running a model that maps token ids to rows, ``model(ids)``. Subclasses support more ways.
+    """A model that maps token ids to rows, ``model(ids)``, with methods that run it in equivalent ways.
 
-    Each method returns the rows of all tokens except padding, ``[batch, len, ...]``, or raises `Unanswered`.
+    Subclasses support more of these methods. Each method returns the rows of all tokens except padding,
+    ``[batch, len, ...]``, or raises `Unanswered`.
 
     Args:
         model: the module to run.
@@ -164,7 +165,7 @@ class Runner:
 
 
 class PlainRunner(Runner):
-    """Runner for a module that takes only ids, without cache, mask or positions."""
+    """A runner for a module that takes only ids, without cache, mask or positions."""
 
 
 def without_dropout(part: object) -> None:

@@ -16,7 +16,7 @@ from saccade.models import Decoder, Encoder
 
 
 class SaccadeRunner(Runner):
-    """Runner for a `saccade.models.Decoder` or `Encoder`, with mask, positions and cache if the model takes them."""
+    """A runner for a `saccade.models.Decoder` or `Encoder`, with mask, positions and cache if the model takes them."""
 
     model: Decoder | Encoder
 

@@ -15,7 +15,7 @@ from saccade.auditing.model_under_test import ModelUnderTest
 from saccade.masks import Causal, Full, Mask
 from saccade.support.language import Message, joined
 
-_LONGEST = 1 << 20  # tokens; a rule that hides nothing more below this length counts as one that never does
+_LONGEST = 1 << 20  # tokens; a rule that masks nothing more below this length counts as one that never does
 _PLAIN: tuple[Mask, ...] = (Causal(), Full())
 
 
@@ -42,7 +42,7 @@ def parts_of(declared: Declared, rules: Sequence[Mask], subject: ModelUnderTest,
         declared: the rule as the user passed it.
         rules: the rule of each layer.
         subject: the model and its inputs.
-        given: whether the user passed the inputs; if not, ``length`` determines them.
+        given: whether the user passed the inputs; if not, the argument ``length`` of `audit` determines their length.
     """
 
     def tokens(count: int) -> str:
@@ -65,7 +65,7 @@ def parts_of(declared: Declared, rules: Sequence[Mask], subject: ModelUnderTest,
 def check_length(parts: Sequence[Part]) -> list[ClaimResult]:
     """Return the claim "length", not answered, if a rule equals Causal() or Full() only because the text is too short.
 
-    At 48 tokens, a causal window of 256 keys hides nothing more than Causal() does, so a model without any window also
+    At 48 tokens, a causal window of 256 keys masks nothing more than Causal() does, so a model without any window also
     follows that rule. The list is empty if the text is long enough for every rule.
 
     Cost: O(length²) once for each distinct rule, and one row and one column of the rule for each of about 2 log2(needed
@@ -96,7 +96,7 @@ def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
     The result is None if the rule equals neither, or if no length is found at which they differ.
 
     The length is found by doubling and bisection over the last row and the last column of the rule. It is therefore the
-    shortest one only for rules that hide keys at every greater length too, as windows do. Rules that are defined for a
+    shortest one only for rules that also mask keys at every greater length, as windows do. Rules that are defined for a
     fixed number of positions are not compared.
     """
     if isinstance(rule, Causal | Full) or any(side is not None for side in rule.domain):
@@ -122,7 +122,7 @@ def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
 
 
 def _differs(rule: Mask, plain: Mask, length: int) -> bool:
-    """Return whether ``rule`` hides a pair of the last row or column that ``plain`` allows, at a given length."""
+    """Return whether ``rule`` masks a pair of the last row or column that ``plain`` allows, at a given length."""
     last, every = torch.tensor([length - 1], device="cpu"), torch.arange(length, device="cpu")
     return any(bool((_allowed(plain, *pair) & ~_allowed(rule, *pair)).any()) for pair in ((last, every), (every, last)))
 

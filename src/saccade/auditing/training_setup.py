@@ -40,11 +40,11 @@ def audit_setup(
 
     The following claims are checked:
 
-    - The collator keeps each text whole, marks padding, counts positions from the start of each text, and gives no
-      labels to padding or to the first token of a text.
-    - On that batch, the model follows its rule within each text (see `audit`), and each text gives the same rows as on
-      its own.
-    - The loss reads the right labels.
+    - The collator does not cut or change any text, marks padding, counts positions from the start of each text, and
+      gives no labels to padding or to the first token of a text.
+    - On that batch, the model follows its rule within each text (see `audit`), and each text gives the same rows as it
+      does alone.
+    - The loss reads the labels that it should read.
 
     Args:
         model: a language model that takes ``input_ids``, and ``labels`` to compute a loss. It runs in eval mode.
@@ -121,7 +121,7 @@ def _in_texts(rule: Declared, lengths: Sequence[Sequence[int]]) -> Declared:
 
 
 def _compare_with_alone(model: nn.Module, batch: SetupBatch, inputs: Mapping[str, Any]) -> ClaimResult:
-    """Check that each text gives the same rows in the batch as on its own."""
+    """Check that each text gives the same rows in the batch as it does alone."""
     name, more = "texts in the batch = alone", {"use_cache": False} if can_cache(model) else {}
 
     def run(**given: Any) -> Tensor:

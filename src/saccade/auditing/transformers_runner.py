@@ -22,7 +22,7 @@ from saccade.support.language import Message
 
 
 class TransformersRunner(Runner):
-    """Runner for transformers models. It passes ``input_ids`` and other arguments to the model's ``forward``."""
+    """A runner for transformers models. It passes ``input_ids`` and other arguments to the model's ``forward``."""
 
     _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # RoPE types that do not depend on the length
 
@@ -217,7 +217,7 @@ class TransformersRunner(Runner):
         return positions.to(ids.device) + self.begin(ids)
 
     def begin(self, ids: Tensor) -> int:
-        """Return the model's first position id. For RoBERTa, it is one more than the padding id.
+        """Return the model's first position id. For RoBERTa, this is one more than the padding id.
 
         With position ids that start at this id, the model gives the same result as without position ids.
         """

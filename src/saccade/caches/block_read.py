@@ -91,7 +91,10 @@ class BlockRead:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Return which columns only pad the selection and are masked, bool ``[rows, columns]``; None if none do."""
+        """Return which columns only pad the selection and are masked, bool ``[rows, columns]``.
+
+        If there are no such columns, return None.
+        """
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)

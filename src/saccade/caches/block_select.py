@@ -38,13 +38,13 @@ class BlockSelectCache(KVCache):
     last ``local_blocks`` blocks (including the unfinished one), and *anchor blocks*, which are the blocks in between
     with the highest scores for this query. The softmax of the mechanism then runs over these tokens.
 
-    The result equals that of a `KVCache` while at most ``budget`` tokens are stored. After that, each step equals
-    a dense run in which all other blocks are masked. Nothing is forgotten: the next step may read blocks that this
-    step skips.
+    The result equals that of a `KVCache` while at most ``budget`` tokens are stored. After that, the result of each
+    step equals dense attention in which all other blocks are masked. Nothing is forgotten: the next step may read
+    blocks that this step skips.
 
     In a ragged batch, this holds for each item. An item's budget counts its tokens but not its padding, and blocks
     that contain only padding are ignored. Block boundaries are the same for all items of the batch, so padding may put
-    tokens into other blocks than if the sequence ran alone.
+    tokens into different blocks than without a batch.
 
     Heads that share keys read the same blocks. Each head's scores are normalised by a softmax over blocks, and a
     block's score is the maximum over these heads.
@@ -54,7 +54,7 @@ class BlockSelectCache(KVCache):
         budget: number of tokens that a step reads for each key head, a multiple of ``block_size`` that is large enough
             for the first and last blocks.
         sink_blocks: number of blocks at the beginning that are always read.
-        local_blocks: number of blocks at the end that are always read, at least 1.
+        local_blocks: number of blocks at the end that are always read, at least 1; the last may be unfinished.
         scorer: ranks the other blocks; `saccade.scorers.BlockBounds` when None.
         rescore_every: blocks are ranked again after this many steps. Steps in between reuse the last ranking, with
             newer blocks ranked last.
@@ -64,8 +64,8 @@ class BlockSelectCache(KVCache):
         max_len: see `KVCache`; rounded up to full blocks.
 
     Raises:
-        ValueError: sizes that do not fit together, or an argument that a `KVCache` rejects.
-        UnsupportedError: a mechanism whose matrix is not a softmax, or a sparse prompt with padding or a mask that is
+        ValueError: sizes do not fit together, or a `KVCache` rejects an argument.
+        UnsupportedError: the matrix of the mechanism is not a softmax, or a sparse prompt has padding or a mask that is
             not causal.
 
     Cost: the memory of a `KVCache`, plus a summary for each finished block. For each key head, a step reads ``budget``
@@ -279,7 +279,7 @@ class BlockSelectCache(KVCache):
             is_visible = is_visible.view(is_visible.shape[0], ranking.shape[1], -1, blocks).any(2)
         order = order.masked_fill(~is_visible, -torch.inf)
         if visible.is_all_real:
-            # If fewer blocks are visible than fit into the budget, masked blocks are read too; the mask hides them.
+            # If fewer blocks are visible than fit into the budget, masked blocks are read too, with weight 0.
             return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
         # Padding does not count towards the budget: an item reads more blocks if they contain fewer tokens.
         rank, index = order.sort(dim=2, descending=True)

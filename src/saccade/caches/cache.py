@@ -35,9 +35,9 @@ _NO_TOKENS = Positions(range(0))
 class LayerCache(ArgumentHints):
     """The base class of caches that store what one attention layer needs from earlier tokens.
 
-    The caller passes the cache to each call; no module stores it. For every causal mask, a prefill followed by extend
-    and decode steps of any size gives the result of the full run. A cache that forgets tokens instead gives the result
-    of the run that its ``equivalent_run`` describes.
+    The caller passes the cache to each call; no module stores it. For every causal mask, a prefill followed by calls
+    with any number of new tokens gives the same result as one call on the full sequence. A cache that forgets tokens
+    instead gives the result that its ``equivalent_run`` describes.
 
     With fake or meta tensors, a cache returns outputs of the right shapes. Positions without values are assumed to be
     valid and to contain no padding.
@@ -53,7 +53,7 @@ class LayerCache(ArgumentHints):
         keeps_order: whether columns are stored in order of arrival, so that positions may be in any order.
         exposes_all_keys: whether the mechanism receives the keys of all tokens so far, in order.
         max_len: largest number of columns; None for no limit.
-        equivalent_run: the run without a cache that has the same result.
+        equivalent_run: describes the call on the full sequence, without a cache, that has the same result.
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
@@ -70,7 +70,7 @@ class LayerCache(ArgumentHints):
     _tokens: Positions  # positions of all columns; without `keeps_order`, the last position of each item
     _spec: KeyValueSpec | None
     _traffic: Traffic
-    _region: Region = OUTSIDE  # the region in which the cache was constructed, forked or emptied
+    _region: Region = OUTSIDE  # the region in which the cache was constructed, forked or cleared
 
     def __init__(self) -> None:
         self._forget()
@@ -207,7 +207,7 @@ class LayerCache(ArgumentHints):
         return other
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the scalars and tensors that a file must contain, besides the settings, to restore the cache."""
+        """Return the scalars and tensors that a file must contain in addition to the settings to restore the cache."""
         tokens, tensors = self._tokens, {}
         for leaf in self.leaves:
             if leaf.is_saved and leaf.name in self._state and self.length:
@@ -319,4 +319,4 @@ class LayerCache(ArgumentHints):
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        """Restore the scalar attributes from a file. Raise an error if no cache of this kind could have written it."""
+        """Restore the scalar attributes from a file. Raise an error if no cache of this type could have written it."""

@@ -1,4 +1,4 @@
-"""The arguments of one cache call (`Call`), their checks, and the interface that a cache requires of a mechanism."""
+"""Validate the arguments of a cache call (`Call`), and define the interface that a cache requires of a mechanism."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class Region(NamedTuple):
         """Raise an error unless a cache from the region ``made_in`` can be used in this region.
 
         Args:
-            made_in: the region in which the cache was constructed, forked or emptied.
+            made_in: the region in which the cache was constructed, forked or cleared.
             is_read_only: whether the call does not change the cache, so that it may be repeated.
         """
         if self.repeats(made_in) and not is_read_only:

@@ -25,7 +25,7 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output, the updated memory, which heads of it contain NaN or inf, and which tokens to store."""
+        """Return the output, the updated memory, which of its heads contain NaN or inf, and which tokens to store."""
         ...
 
 
@@ -33,9 +33,10 @@ class CompressiveCache(LayerCache):
     """A cache of bounded size for `saccade.mechanisms.CompressiveMemory`.
 
     It stores a sum over all finished segments, and the keys and values of the open segment: a segment is added to the
-    sum only when it is complete. The result equals that of the full run and of a run with a `saccade.caches.KVCache`.
-    In a ragged batch, each item is divided into segments separately. Tokens cannot be subtracted from a sum, so `crop`
-    supports only length 0. To try tokens that may be rejected, use `fork`, which copies nothing.
+    sum only when it is complete. The result is the same as for one call on the full sequence, and as with a
+    `saccade.caches.KVCache`. In a ragged batch, each item is divided into segments separately. Tokens cannot be
+    subtracted from a sum, so `crop` supports only length 0. To try tokens that may be rejected, use `fork`, which
+    copies nothing.
 
     Gradients flow to the keys and values of the current call. Stored keys and values are constants.
 
@@ -44,7 +45,7 @@ class CompressiveCache(LayerCache):
 
     Raises:
         ValueError: positions do not increase, or the batch size changes.
-        UnsupportedError: a mechanism without segments, a crop to a length other than 0, or dropout.
+        UnsupportedError: the mechanism has no segments, a crop is to a length other than 0, or there is dropout.
 
     Cost: memory for at most ``batch * kv_heads * (head_dim * (value_dim + 1) + segment * (head_dim + value_dim))``
     elements, and 8 bytes for each stored token. A step reads and copies the open segment.

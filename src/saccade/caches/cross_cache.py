@@ -118,7 +118,7 @@ class CrossCache(LayerCache):
             positions: positions of the queries, if the mask needs them.
 
         Raises:
-            ValueError: no context is stored or passed, or a context is passed although one is stored.
+            ValueError: no context is stored or passed, or a context is passed although one is already stored.
         """
         check_call(mechanism, mask)
         Region.current().check_continues(self._region, is_read_only=True)

@@ -62,7 +62,7 @@ class EvictingCache(LayerCache):
     to all tokens stored before it as well as its own, so the prompt is processed exactly. Padding never displaces a
     token.
 
-    Each call is equivalent to a dense run in which the tokens that a key head has already evicted are masked. The
+    Each call is equivalent to dense attention in which the tokens that a key head has already evicted are masked. The
     result equals that of a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read
     again.
 
@@ -267,7 +267,7 @@ class HeavyHitterCache(EvictingCache):
     the keys. A sum favours early tokens, because more queries attend to them. Tokens that a later question needs may
     be evicted.
 
-    The equivalent run, errors and cost are those of an `EvictingCache` with ``voting_queries=None``.
+    The equivalent run, errors and cost are the same as for an `EvictingCache` with ``voting_queries=None``.
 
     Args:
         budget, recent: see `EvictingCache`.
@@ -295,7 +295,7 @@ class SnapKVCache(EvictingCache):
     tokens, so that some context of important tokens is kept. Padding neither affects the sum nor displaces a token. An
     item that consists only of padding in the first call keeps all tokens.
 
-    The first call equals the dense run. Later calls equal the dense run in which the tokens that a key head evicted
+    The first call equals dense attention. Later calls equal dense attention in which the tokens that a key head evicted
     are masked. The question must be at the end of the prompt, since tokens that only a later question needs may be
     evicted.
 
@@ -306,7 +306,7 @@ class SnapKVCache(EvictingCache):
         pool: number of neighbouring tokens to average over; must be odd.
 
     Raises:
-        ValueError: sizes that do not fit together, or arguments that an `EvictingCache` rejects.
+        ValueError: sizes do not fit together, or an `EvictingCache` rejects an argument.
         UnsupportedError: a crop into the first call after an eviction, or a matrix whose rows are not distributions.
 
     Cost: memory for ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each key (16 in

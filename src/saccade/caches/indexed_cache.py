@@ -16,7 +16,7 @@ from saccade.support.torch_modes import has_values
 
 
 class IndexedCache(KVCache):
-    """A cache of all keys, values and index keys of a scorer. With this cache, `TopK` gives the result of the full run.
+    """A cache of all keys and values, and of a scorer's index keys. `TopK` gives the same result as without a cache.
 
     The mechanism passed to each call contains the index keys of the new tokens: ``TopK(LightningIndexer(q, k, w), …)``.
     The cache replaces them by the index keys of all tokens so far.
@@ -25,7 +25,7 @@ class IndexedCache(KVCache):
         max_len: as for `KVCache`.
 
     Raises:
-        UnsupportedError: a mechanism without index keys, or a call of `fill`, which cannot pass index keys.
+        UnsupportedError: the mechanism has no index keys, or `fill` is called, which cannot pass index keys.
 
     Cost: as for a `KVCache`, plus ``batch * columns * dim`` elements for index keys.
 

@@ -62,7 +62,7 @@ class Rounded(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return the stored columns of a slice of key heads as floats, then new columns, ``[rows, columns, width]``."""
+        """Return stored columns of a slice of key heads as floats, then the new columns, ``[rows, columns, width]``."""
         codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self[:4])
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
@@ -87,7 +87,7 @@ class Int8Cache(RoundedCache):
             steps.
 
     Raises:
-        ValueError: NaN or inf in a key or value, or a changed batch size.
+        ValueError: a key or value contains NaN or inf, or the batch size changes.
         UnsupportedError: a crop into a rounded block.
 
     Cost: ``(1 + 8 / block_size)`` bytes of memory for each element. A decoding step converts the codes to floats, a few

@@ -27,7 +27,7 @@ class LatentCache(KVCache):
         max_len: see `KVCache`.
 
     Raises:
-        ValueError: values that are not a view of the first ``latent_dim`` channels of the keys; see also `KVCache`.
+        ValueError: the values are not a view of the first ``latent_dim`` channels of the keys; see also `KVCache`.
 
     Cost: memory for ``batch * columns * head_dim`` elements with one key head, where columns is ``max_len``, or at most
     twice the number of stored columns.

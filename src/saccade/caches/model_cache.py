@@ -21,8 +21,8 @@ class Cache:
         layers: `LayerCache` or `Cache` objects.
 
     Raises:
-        TypeError: an object that is neither a `LayerCache` nor a `Cache`.
-        ValueError: no layers, or the same object twice.
+        TypeError: an object in ``layers`` is neither a `LayerCache` nor a `Cache`.
+        ValueError: there are no layers, or ``layers`` contains the same object twice.
 
     Example:
         >>> from saccade.caches import KVCache

@@ -25,7 +25,7 @@ def padded_positions(
         int64 ``[batch, padded_len]``, suitable as ``positions=`` of an attention layer or cache.
 
     Raises:
-        ValueError: a negative length, a length above ``padded_len``, or an unknown side.
+        ValueError: a length is negative or above ``padded_len``, or the side is unknown.
 
     Example:
         >>> padded_positions([3, 1], side="left")

@@ -67,7 +67,7 @@ class Packed(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return the stored columns of a slice of key heads as floats, then new columns, ``[rows, columns, width]``."""
+        """Return stored columns of a slice of key heads as floats, then the new columns, ``[rows, columns, width]``."""
         packed, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self[:4])
         codes = _unpacked(packed, self.bits).to(steps.dtype) - ((1 << self.bits) - 1) / 2
         if self.by_channel:
@@ -117,7 +117,7 @@ class QuantizedCache(RoundedCache):
             value of each token and head.
 
     Raises:
-        ValueError: NaN or inf in a key or value, or a changed batch size.
+        ValueError: a key or value contains NaN or inf, or the batch size changes.
         UnsupportedError: a crop into a rounded block.
 
     Cost: ``bits / 8 + 8 / block_size`` bytes of memory for each element of a key, and ``bits / 8 + 8 / value_dim`` for

@@ -61,10 +61,10 @@ class RecurrentCache(LayerCache):
     """A cache of the running sums of causal linear attention, with constant memory for sequences of any length.
 
     It serves mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`,
-    `saccade.mechanisms.Performer`) or a recurrence, with the causal masks that they support. The result equals that of
-    the full run and of a run with a `saccade.caches.KVCache`. The mask must be the same in every call. Tokens cannot be
-    subtracted from a sum, so `crop` supports only length 0. To try tokens that may be rejected, use `fork`, which
-    copies nothing.
+    `saccade.mechanisms.Performer`) or a recurrence, with the causal masks that they support. The result is the same as
+    for one call on the full sequence, and as with a `saccade.caches.KVCache`. The mask must be the same in every call.
+    Tokens cannot be subtracted from a sum, so `crop` supports only length 0. To try tokens that may be rejected, use
+    `fork`, which copies nothing.
 
     Gradients flow to the keys and values of the current call. The stored state is a constant.
 
@@ -73,9 +73,10 @@ class RecurrentCache(LayerCache):
 
     Raises:
         ValueError: the mask is not causal, positions do not increase, or the batch size changes.
-        UnsupportedError: a mechanism without features or a recurrence, a crop to a length other than 0, or dropout.
+        UnsupportedError: the mechanism has neither features nor a recurrence, a crop is to a length other than 0, or
+            there is dropout.
 
-    Cost: memory for ``batch * kv_heads * features * (value_dim + 1)`` elements; a token costs the same number of
+    Cost: memory for ``batch * kv_heads * features * (value_dim + 1)`` elements; each token takes the same number of
     multiplications.
 
     Example:
@@ -145,8 +146,8 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _source_in(contents)
-        # A denominator, if there is one, is an extra column. A value may hold those of all substeps side by side. A
-        # state may also hold that of the keys (`Mesa`), or the last token (`Mamba3`).
+        # A denominator, if there is one, is an extra column. A value may contain the values of all substeps. A
+        # state may also contain the state of the keys (`Mesa`) or the last token (`Mamba3`).
         (features, width), value_dim = state["state"].shape[2:], contents.count("value_dim")
         if width not in (value_dim + 1, features + value_dim) and (not width or value_dim % width):
             raise contents.misfit("value_dim")

@@ -23,13 +23,13 @@ Index = Tensor | slice
 
 
 class RingCache(LayerCache):
-    r"""A cache of the first few and the last few positions. The result equals the dense run with the mask `rule`.
+    r"""A cache of the first few and the last few positions. The result equals dense attention with the mask `rule`.
 
     This is the base class of caches that evict tokens by position alone. A subclass passes the number of positions to
     keep and the mask.
 
     Args:
-        rule: the mask of the equivalent dense run. It hides all tokens that are not stored.
+        rule: the mask of the equivalent dense attention, which masks all tokens that are not stored.
         kept_first: number of positions to keep at the beginning, at least 0.
         kept_last: number of positions to keep at the end, including the newest, at least 1.
 
@@ -150,7 +150,7 @@ class RingCache(LayerCache):
         """Make the slots writable, and give each batch item its own row of positions if the items differ."""
         key, value = call.key, call.value
         if not self._state:
-            # Fill slots with zeros: the mask hides an empty slot, but NaN in it would spread.
+            # Fill slots with zeros: an empty slot has weight 0, but NaN in it would spread.
             sizes = self._new_leaves(key, value)
             self._state = {name: x.new_zeros(*x.shape[:2], size, x.shape[3]) for name, (x, size) in sizes.items()}
             self._state["table"] = torch.full((1, self._slots), -1, dtype=torch.int64, device=key.device)
@@ -205,7 +205,7 @@ class RingCache(LayerCache):
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
     def _slot(self, positions: Tensor) -> Tensor:
-        """Return the slot of each position. The first positions have fixed slots; later ones reuse the rest in turn."""
+        """Return the slot of each position. The first positions have fixed slots; later ones cycle through the rest."""
         later = self._first_slots + (positions - self._first_slots) % self._last_slots
         return torch.where(positions < self._first_slots, positions, later)
 
@@ -233,7 +233,7 @@ class RingCache(LayerCache):
 class SegmentCache(RingCache):
     r"""A cache of the open segment and the ``memory`` tokens before it. Earlier tokens are forgotten.
 
-    The result equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``, for any causal mask,
+    The result equals dense attention with the layer's mask ``& masks.Segments(segment, memory)``, for any causal mask,
     any split of the sequence into calls, and ragged batches. Segments are defined by positions, so they may be in
     different columns of each item.
 

@@ -30,7 +30,7 @@ class Store(Protocol):
         ...
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return the stored columns of a slice of key heads as floats, then new columns, ``[rows, columns, width]``."""
+        """Return stored columns of a slice of key heads as floats, then the new columns, ``[rows, columns, width]``."""
         ...
 
 

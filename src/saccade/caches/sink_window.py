@@ -22,12 +22,12 @@ from saccade.support.validation import check_int, check_type
 class SinkWindowCache(RingCache):
     r"""A cache of the first ``sink_tokens`` tokens and the last ``window`` tokens. All others are forgotten.
 
-    Without ``rotary``, tokens keep their positions, and the result equals the dense run with the layer's mask ``&
+    Without ``rotary``, tokens keep their positions, and the result equals dense attention with the layer's mask ``&
     masks.streaming(sink_tokens, window)``, for any causal mask, any split of the sequence into calls, and ragged
     batches. The distance from the query to the first tokens then grows without limit.
 
     With the layer's ``rotary``, positions are counted from the start of the cache, as if the sequence consisted only of
-    the stored tokens. For each token, the result equals the dense run over these tokens at positions 0, 1, 2, ….
+    the stored tokens. For each token, the result equals dense attention over these tokens at positions 0, 1, 2, ….
     However long the stream, no distance is larger than in a sequence of ``sink_tokens + window`` tokens. Distances
     within the window do not change, so only the first tokens are rotated again, to positions just before the window.
 

@@ -159,7 +159,7 @@ def _run_judge(
 
 
 def _declaration(claims: str | None, overrides: Sequence[str]) -> Declaration:
-    """Read the claims in a file, and let single claims from the command line override them."""
+    """Read the claims in a file, and let individual claims from the command line override them."""
     try:
         return read_claims(claims, overrides)
     except OSError as error:

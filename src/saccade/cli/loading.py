@@ -77,7 +77,7 @@ def check_name(model: str) -> None:
 
 
 def load(model: str) -> Encoder | Decoder:
-    """Load a BERT-like encoder or a decoder by name or from a folder.
+    """Load the encoder or decoder that ``--model`` names.
 
     Raises:
         ValueError: the model cannot be read.

@@ -23,7 +23,7 @@ _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a different path would fa
 
 @contextmanager
 def writing(command: str, option: str, path: Path, kind: str = "folder") -> Iterator[None]:
-    """Context manager that ends the command with an error message if writing to the path fails."""
+    """A context manager that ends the command with an error message if writing to the path fails."""
     try:
         yield
     except OSError as error:
@@ -43,7 +43,7 @@ def save_figure(command: str, figure: "Figure", out: Path) -> None:
 
 @contextmanager
 def folder_for(command: str, option: str, folder: Path) -> Iterator[None]:
-    """Context manager that creates an output folder, and removes it at the end if it is new and still empty.
+    """A context manager that creates an output folder, and removes it at the end if it is new and still empty.
 
     If the folder cannot be created, end the command with an error message.
     """
@@ -60,7 +60,7 @@ def folder_for(command: str, option: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def all_or_none(command: str, option: str, folder: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary folder, and moves its files to ``folder`` unless the block fails."""
+    """A context manager that yields a temporary folder, and moves its files to ``folder`` unless the block fails."""
     with writing(command, option, folder), TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as staging:
         yield Path(staging)
         for path in sorted(Path(staging).iterdir()):

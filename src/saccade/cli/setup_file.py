@@ -19,7 +19,7 @@ def call_setup_function(text: str) -> tuple[nn.Module, Callable[..., Any], Seque
         text: the file and the function, ``my_setup.py:make``. The file is run.
 
     Raises:
-        TypeError, ValueError: there is no such file or function, or it returns something else.
+        TypeError, ValueError: there is no such file or function, or the function returns something else.
     """
     made = _call_function(text, "--trainer")
     if not isinstance(made, tuple) or len(made) != 3 or not isinstance(made[0], nn.Module) or not callable(made[1]):

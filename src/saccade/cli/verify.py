@@ -135,9 +135,9 @@ def _heading(topic: str) -> str:
 
 
 def _documents(claims: Sequence[Claim]) -> list[Document]:
-    """Return the documents, reduced to the statements that these claims check.
+    """Return the tutorial documents, reduced to the statements that the given claims check.
 
-    If all claims are passed, keep the statements that no claim checks, too. Documents without statements are omitted.
+    If all claims are given, statements that no claim checks are kept as well. Documents without statements are omitted.
     """
     names = {claim.name for claim in claims} | ({""} if len(claims) == len(CLAIMS) else set())
     documents = (

@@ -214,7 +214,7 @@ def _without_memory(module: Any, device: str) -> Any:
 
 
 def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:
-    """Return the input function of a module: token ids for a text model, embeddings for a layer."""
+    """Return a function that creates a module's inputs: token ids for a text model, embeddings for a layer."""
     config = getattr(module, "config", None)
     if isinstance(getattr(config, "vocab_size", None), int):
         texts = 2 if isinstance(module, EncoderDecoder) else 1

@@ -105,7 +105,7 @@ class Cost:
         """Return whether the forecast tensors fit in memory.
 
         Args:
-            memory: bytes of memory; by default, the memory of this machine. Python and torch themselves also need some.
+            memory: bytes of memory; by default, the memory of this machine. Python and torch need additional memory.
             training: whether a training step must fit, rather than only a forward pass.
 
         Raises:
@@ -195,10 +195,10 @@ def cost(
         mask: the mask for a score, a mechanism, or a layer that accepts one.
         batch: number of sequences.
         num_heads, num_kv_heads, head_dim: sizes of query, key and value; layers and models define their own.
-        dtype: dtype of all numbers; by default, the dtype of the module, or float32.
+        dtype: dtype of weights and floating-point inputs; by default, the dtype of the module, or float32.
         inputs: a function that returns the module's arguments for a sequence length, for modules whose input is neither
             tokens nor embeddings ``[batch, seq_len, embed_dim]``.
-        optimizer_tensors: numbers that the optimizer stores per weight: 2 for Adam, 0 for plain SGD.
+        optimizer_tensors: number of values that the optimizer stores per weight: 2 for Adam, 0 for plain SGD.
 
     Returns:
         A `Cost` on one machine. `saccade.distributed.exchange` forecasts a sequence that is split across ranks.

@@ -43,7 +43,7 @@ class Operation(NamedTuple):
         size: number of elements in the result, or of query-key pairs in an attention product.
         shape: ``(batch, rows, inner, columns)`` for a matrix product, ``(tiles, width)`` for an attention product with
             width head_dim + value_dim, empty for other operations.
-        dtype: dtype of the numbers, such as ``"float32"``.
+        dtype: dtype of the tensors, such as ``"float32"``.
         is_backward: whether it computes the gradients of an attention product.
     """
 

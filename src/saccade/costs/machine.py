@@ -37,7 +37,7 @@ _VERSION = 1
 
 
 class Seconds(NamedTuple):
-    """Estimated seconds of a forward pass, a training step and a decoding step, correct to about a factor `FACTOR`."""
+    """Estimated seconds of a forward pass, a training step and a decoding step, within a factor of about `FACTOR`."""
 
     forward: float
     training: float
@@ -64,7 +64,7 @@ def _time(seconds: float) -> str:
 
 
 class Machine:
-    """Measured times of operations on this machine's processor; each kind is measured when first needed.
+    """Measured times of operations on this machine's processor; each kind of operation is measured when first needed.
 
     Args:
         file: the file that stores measurements between runs; None to keep them only in memory.

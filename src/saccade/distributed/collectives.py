@@ -162,7 +162,7 @@ def check_agreement(plan: str, group: dist.ProcessGroup | None, device: torch.de
 def _all_to_all(
     parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """Send one part to each rank, and return the parts received from all ranks; ``shapes`` are their shapes."""
+    """Send one tensor to each rank, and return the tensors received from all ranks, with the shapes ``shapes``."""
     ranks, rank = len(parts), dist.get_rank(group)
     like, peers = parts[rank], [peer for peer in range(ranks) if peer != rank]
     if ranks > _MANY:

@@ -197,7 +197,7 @@ class ContextParallel:
         """Return the length of the full sequence: ``seq_len``, the length of the layout, or rows × ranks.
 
         Raises:
-            ValueError: this rank would have a different number of rows.
+            ValueError: the layout of this length gives the rank a different number of rows.
         """
         if seq_len is None:
             seq_len = rows * self.ranks if isinstance(self._layout, str) else self._layout.seq_len

@@ -28,7 +28,7 @@ _LONGEST = 100
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The assumed speed of a rank, for comparing exchange plans; the numbers are not measurements.
+    """The assumed speed of a rank, for comparing exchange plans. It is not measured.
 
     Args:
         flops: floating-point operations of attention per second.
@@ -50,7 +50,7 @@ class RankPlan(NamedTuple):
         receives, sends: (peer, keys) pairs: the tokens whose keys and values are received from or sent to another rank.
             Empty with "ulysses", which exchanges all rows.
         bytes_sent, bytes_received: bytes in a forward pass; in a backward pass, the two are swapped.
-        pairs: estimated query-key pairs, over all heads.
+        pairs: estimated number of query-key pairs, over all heads.
         peak_bytes: bytes of keys and values, local and received.
     """
 
@@ -135,7 +135,7 @@ class Exchange:
 
     @property
     def rounds(self) -> int:
-        """Number of communication rounds in a forward pass; "ulysses" takes two, rows for heads and back."""
+        """Number of communication rounds in a forward pass; "ulysses" takes two: from rows to heads and back."""
         return 2 if self.strategy == "ulysses" else 1 if self.bytes_received.any() else 0
 
     @cached_property

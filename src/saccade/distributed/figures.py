@@ -60,7 +60,7 @@ def figure(plan: Exchange, title: str | None = None) -> Figure:
 
     Args:
         plan: an exchange plan for any number of ranks.
-        title: title of the figure; by default, mask, layout and strategy.
+        title: title of the figure; by default, the mask, the layout and the strategy.
 
     Returns:
         A figure that is not registered with pyplot and not shown. `viz.save` writes it to a file.

@@ -45,13 +45,13 @@ class KeyRequirements:
 
     @cached_property
     def received(self) -> Ints:
-        """Number of keys that each rank receives from others, int64 ``[ranks]``."""
+        """Number of keys that each rank receives from other ranks, int64 ``[ranks]``."""
         total = np.bincount(self.ranks, self.stops - self.starts, self.layout.ranks).astype(np.int64)
         return total - self._local
 
     @cached_property
     def sent(self) -> Ints:
-        """Number of keys that each rank sends to others, counted once per receiver, int64 ``[ranks]``."""
+        """Number of keys that each rank sends to other ranks, counted once per receiver, int64 ``[ranks]``."""
         edges = np.concatenate([self.starts, self.stops])
         order = np.argsort(edges, kind="stable")
         steps = np.concatenate([np.ones(len(self.starts)), -np.ones(len(self.stops))])[order]

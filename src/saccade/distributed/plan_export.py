@@ -107,7 +107,7 @@ def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
     Raises:
         UnsupportedError: the mask differs between batch items or heads.
 
-    Cost: that of the mask's bounds for each query; if the bounds are not exact, also ``seq_len`` numbers per query.
+    Cost: the same as the mask's bounds for each query; if they are not exact, also ``seq_len`` numbers per query.
 
     Example:
         >>> from saccade import masks

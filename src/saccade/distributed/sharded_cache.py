@@ -34,7 +34,7 @@ class ShardedCache(KVCache):
         stripe_size: number of consecutive tokens on a rank.
 
     Raises:
-        UnsupportedError: the mechanism is not softmax, dropout or gradients are used, or the cache is saved.
+        UnsupportedError: the mechanism is not softmax attention, dropout or gradients are used, or the cache is saved.
 
     Cost: memory and time for a rank's part of the tokens; per call, two messages of at most
     ``batch * heads * q_len * (value_dim + 1)`` numbers, whatever the length of the sequence. Pass a long prompt in

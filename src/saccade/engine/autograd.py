@@ -91,7 +91,7 @@ class _Redifferentiable(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function that runs a kernel's forward and backward pass."""
+    """Autograd function that runs a kernel's forward and backward passes."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -292,7 +292,7 @@ class _SecondDerivatives(torch.autograd.Function):
 def folded_into_batch(
     inputs: AttentionInputs, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """Return inputs and source tensors in which the axis mapped by `vmap` is folded into the batch axis."""
+    """Return the inputs and the source tensors with the axis mapped by `vmap` folded into the batch axis."""
     reasons = []
     if inputs.rule.shape[0] > 1:
         reasons.append("vmap cannot repeat a mask that differs between batch items")
@@ -317,7 +317,7 @@ def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int)
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Fold axis ``dim``, which `vmap` maps, into the batch axis. Without it, repeat the tensor ``size`` times."""
+    """Fold axis ``dim``, which `vmap` maps, into the batch axis; if it is None, repeat the tensor ``size`` times."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

@@ -1,4 +1,4 @@
-"""Checks of the arguments that a user passes to attention, and their conversion for kernels."""
+"""Validate the arguments that a user passes to attention, and convert them to the form that kernels read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_alike(**tensors: Tensor) -> None:
-    """Raise an error unless all tensors have the same dtype and device. Their names are used in the message."""
+    """Raise an error, which lists the tensors by name, unless all of them have the same dtype and device."""
     first, *others = tensors.values()
     dtype, device = first.dtype, first.device
     for other in others:
@@ -117,7 +117,7 @@ def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -
 
 
 def checked_scale(scale: float | None) -> float:
-    """Check the scale and return it as a finite number; 1 for None, which is passed only if every score is 0."""
+    """Check the scale and return it as a finite number. None, which is passed only if every score is 0, gives 1."""
     return 1.0 if scale is None else check_number("scale", scale)
 
 

@@ -137,7 +137,7 @@ class _OperatorArguments(NamedTuple):
         program: list[int],
         tensors: list[Tensor],
     ) -> _OperatorArguments:
-        """Convert checked inputs to the custom operator's arguments. Mask and score function are already serialised."""
+        """Convert checked inputs and their serialised mask and score function to the custom operator's arguments."""
         bias = inputs.bias
         kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
         lowest, first, addresses = 0, 0, []
@@ -216,7 +216,7 @@ class OperatorInputs(NamedTuple):
 
 
 def operator_inputs(arguments: Sequence[Any]) -> OperatorInputs:
-    """Rebuild inputs and request from the arguments of the custom operator or of its backward operator."""
+    """Rebuild the inputs and the request from the arguments of the custom operator or of its backward operator."""
     call = _OperatorArguments(*arguments[: len(_OperatorArguments._fields)])
     return OperatorInputs(call.inputs(), call.value.shape[3], Request(call.numbers[2], call.kernel_name))
 
@@ -236,7 +236,7 @@ class _WithGradients:
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
-    """Rebuild the inputs, without the bias if it is all zeros, which a float mask in a traced program may cause."""
+    """Rebuild the inputs, but drop a bias that is all zeros, which a float mask in a traced program may produce."""
     inputs = call.inputs()
     is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
     return inputs.replaced(bias=None) if is_zero else inputs

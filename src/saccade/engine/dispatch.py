@@ -74,7 +74,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 
 def reasons_to_skip(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return why ``impl="auto"`` skips each of the other kernels; empty if the kernel was requested by name."""
+    """Return why ``impl="auto"`` skips each kernel other than ``kernel``; empty if ``kernel`` was requested by name."""
     skipped: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return skipped
@@ -118,8 +118,8 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = D
 
     Args:
         inputs: the checked inputs.
-        value: unchecked; see `AttentionMatrix.matmul`.
-        request: unchecked.
+        value: the values, not checked yet; see `AttentionMatrix.matmul`.
+        request: the options of the product, not checked yet.
     """
     out, lse = attend(inputs, value, request._replace(needs_lse=True))
     assert lse is not None  # kernels without an lse are skipped

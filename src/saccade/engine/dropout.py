@@ -74,7 +74,7 @@ def check_seed(seed: int | None) -> None:
 
 
 def draw() -> Tensor:
-    """Generate a dropout seed with torch's generator, so that ``torch.manual_seed`` makes dropout repeatable."""
+    """Generate a dropout seed with torch's generator, so that ``torch.manual_seed`` makes dropout reproducible."""
     return torch.randint(0, 1 << 31, (), device="cpu")
 
 
@@ -98,7 +98,7 @@ def keep(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: floa
     one multiplication and one comparison of 32-bit words.
 
     Args:
-        seed: an int; its lowest 64 bits count.
+        seed: an int, of which the lowest 64 bits are used.
         b, h, q, kv: int64 batch items, heads and positions, broadcastable against each other.
         dropout_p: probability that a weight is dropped, 0 <= dropout_p < 1.
     """
@@ -112,7 +112,7 @@ class Words:
     Words are computed and applied four times faster than bools. Hashes of rows and of columns are computed only once.
 
     Args:
-        seed: an int; its lowest 64 bits count.
+        seed: an int, of which the lowest 64 bits are used.
         b, h, q, kv: int64 ``[batch, 1, 1, 1]``, ``[1, heads, 1, 1]``, ``[batch | 1, 1, q_len, 1]`` and
             ``[batch | 1, 1, 1, kv_len]``.
         dropout_p: probability that a weight is dropped, 0 <= dropout_p < 1.
@@ -151,7 +151,7 @@ def _threshold(dropout_p: float) -> int:
 
 
 def _hashes_of(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int32 hashes of the rows and of the columns. Both together decide whether a pair is dropped."""
+    """Return int32 hashes of the rows and of the columns. Together, they determine which pairs are dropped."""
     low, high = seed & _WORD, seed >> 32 & _WORD
     start = _mix(torch.full_like(q, low) ^ _mix(torch.full_like(q, high)))
     rows = _mix(_mix(_mix(start ^ (b & _WORD)) ^ (h & _WORD)) ^ (q & _WORD))

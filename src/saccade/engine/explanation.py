@@ -1,4 +1,4 @@
-"""The report of `AttentionMatrix.explain`: which kernel would run, its cost, and why the others would not."""
+"""The report of `AttentionMatrix.explain`: which kernel would run, its cost, and why other kernels would not."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Explanation:
 
     Attributes:
         kernel: name of the kernel that runs.
-        skipped: the reasons why each of the other kernels does not run; empty if the kernel was requested by name.
+        skipped: the reasons why each other kernel does not run; empty if the kernel was requested by name.
         shape: (batch, heads, q_len, kv_len).
         seen: result of the kernel's first-use check on this device; empty for kernels that need no such check.
         mask: the mask as text, including the pattern recognised in a bool tensor.
         window: number of visible keys of each window in the mask, as text, including the query's own key (which
             `Window` does not count); empty without a window.
-        tiles: number of boxes of ``[batch, heads, q_len, kv_len]`` that the kernel computes.
+        tiles: number of tiles (boxes of the matrix) that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, over batch and heads. It includes pairs that
             are computed together with allowed ones and then masked. For a causal mask, the fused kernel skips the
-            blocks of keys after the last query of a block, so a little more than half of the pairs remain.
+            blocks of keys after the last query of a block, so slightly more than half of the pairs remain.
         operations: operations by stage. "QKᵀ" and "AV" count floating-point operations, two for each multiplication and
             addition; "softmax" counts one exponential per pair. For scores other than dot products, "QKᵀ" counts what
             a dot product would take.

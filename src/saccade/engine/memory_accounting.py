@@ -179,7 +179,7 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a cache key that is equal for tiles with equal steps and similar shares of partial columns."""
+    """Return a cache key that is equal for tiles with equal strides and similar shares of partial columns."""
     undecided = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(undecided), max(undecided, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)

@@ -134,7 +134,7 @@ class Nested(NamedTuple):
         return {name: _at_end(item_lengths, longest).to(device) for name, item_lengths in lengths.items()}
 
     def item_positions(self) -> tuple[Tensor, Tensor]:
-        """Return query and key positions within nested items, int64 ``[T]``. The last query is at the last key."""
+        """Return the query and key positions within nested items, int64 ``[T]``. The last query is at the last key."""
         pairs = (self.q_lengths, self.kv_lengths)
         each = [
             torch.cat([torch.arange(block - n, block) for n, block in zip(lengths, self._blocks, strict=True)])

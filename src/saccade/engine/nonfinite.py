@@ -36,7 +36,7 @@ _TILED = Tiled()
 
 
 class Sanitized(NamedTuple):
-    """Inputs whose non-finite rows are replaced by 0, and the queries whose results must be NaN all the same.
+    """Inputs whose non-finite rows are replaced by 0, and the queries whose results must nevertheless be NaN.
 
     Attributes:
         inputs, value: the cleaned inputs. Non-finite rows of query and key are masked.
@@ -50,7 +50,7 @@ class Sanitized(NamedTuple):
     nan_output: Tensor
 
     def forward(self, kernel: Kernel, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Run a kernel on the cleaned inputs, and return output and lse with NaN for the affected queries."""
+        """Run a kernel on the cleaned inputs, and return the output and the lse with NaN for the affected queries."""
         out, lse = kernel.forward(self.inputs, self.value, dropped)
         assert lse is not None  # `forward_if_clean` runs kernels without an lse
         if isinstance(kernel, KernelWithBackward) and not is_finite(out):
@@ -61,7 +61,7 @@ class Sanitized(NamedTuple):
 def forward(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Run a kernel, and return output and lse in which NaN and inf appear only for queries that may attend to them."""
+    """Run a kernel so that NaN and inf reach the output and the lse only of queries that may attend to them."""
     if isinstance(kernel, KernelWithBackward):
         out, lse = kernel.forward(inputs, value, dropped)
         # A finite output contains no NaN or inf from the inputs, unless the score function could make them finite.
@@ -188,7 +188,7 @@ def _forward_again(
 def _rerun_after_overflow(
     kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor
 ) -> tuple[KernelWithBackward, AttentionInputs, Tensor] | None:
-    """Return kernel, inputs and values for a second run if masked pairs may have overflowed, otherwise None."""
+    """Return the kernel, inputs and values for a second run if masked pairs may have overflowed; otherwise None."""
     smaller = _without_large_values(inputs, value)
     if smaller is None and not kernel.adds_to_masked:
         return None
@@ -196,7 +196,7 @@ def _rerun_after_overflow(
 
 
 def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor] | None:
-    """Return inputs and values with 0 for masked keys and values whose products may overflow.
+    """Return the inputs and values with masked keys and values set to 0 if their products may overflow.
 
     Return None if no key or value is that large, or if any large one is visible to a query.
     """
@@ -218,7 +218,7 @@ def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[Atten
 
 
 def _hide_in_bias(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor) -> MaskedTerm:
-    """Return a bias that adds -inf to the scores of the marked queries and keys, and so masks them."""
+    """Return a bias that masks the marked queries and keys by adding -inf to their scores."""
     hidden = bad_key.repeat_interleave(inputs.shape[1] // bad_key.shape[1], 1)
     return MaskedTerm(inputs.bias, bad_query, hidden, inputs.query.new_zeros(1, 1, 1, 1))
 
@@ -280,9 +280,10 @@ def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = N
 def affected_queries(
     inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return queries whose visible scores involve a bad query or key, and queries that see a bad value.
+    """Return the queries whose visible scores involve a bad query or key, and the queries that see a bad value.
 
-    The ``bad_`` arguments and the results are bool tensors ``[batch, heads | kv_heads, len]``.
+    The ``bad_`` arguments mark rows that are not finite or too large. They and the results are bool tensors
+    ``[batch, heads | kv_heads, len]``.
     """
     _, heads, _, _ = inputs.shape
     groups = bad_key.shape[1]

@@ -44,7 +44,7 @@ def _target_opset() -> int:
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
-    """Compute output and lse of attention in operations that ONNX supports; the lse is None unless it is needed.
+    """Compute the output and the lse of attention in operations that ONNX supports; the lse is None unless needed.
 
     Raises:
         UnsupportedError: there is dropout, or a user's function changes the scores.

@@ -73,7 +73,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
 
 class _Slices:
-    """Slicing of tensors to one tile: the sources of the inputs, and the upstream gradients of output and lse.
+    """A slicer that cuts tensors to one tile: the sources, and the upstream gradients of the output and the lse.
 
     Args:
         inputs: the checked inputs.

@@ -1,4 +1,4 @@
-"""Conversion of objects that contain tensors, such as masks, to another device or dtype."""
+"""Copy objects that contain tensors, such as masks, to a different device or dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """Return the device and the dtype from the arguments of ``A.to(...)``; None for one that was not passed."""
+    """Return the device and dtype passed to ``A.to(...)``, or None for whichever was not passed."""
     device, dtype = None, None
     for name in named:
         if name not in ("device", "dtype"):
@@ -33,7 +33,9 @@ def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.
 
 
 def moved(x: T, device: torch.device | None, dtype: torch.dtype | None) -> T:
-    """Copy an object with all its tensors to a device or dtype. Floats become float32, or float64 if requested.
+    """Copy an object and all tensors in it to a device or dtype.
+
+    With a dtype, floating-point tensors become float64 if it is float64, and float32 otherwise.
 
     Args:
         x: a tensor, an object of saccade, or a tuple, list or dict of these. Anything else is returned unchanged.

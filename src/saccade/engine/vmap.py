@@ -1,4 +1,4 @@
-"""Evaluation under `vmap`. Functions that read tensor values run once, with all samples folded into the batch."""
+"""Support for `vmap`: functions that read tensor values run once, with all samples folded into the batch."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Axes:
         return tuple(math.prod(self.sizes[factor] for factor in axis) for axis in self.axes)
 
     def view(self, shape: Sequence[int]) -> tuple[Axes, dict[int, Axis]] | None:
-        """Return the axes after ``view(shape)`` and the parts of each split factor; None if it would mix factors."""
+        """Return the axes after ``view(shape)`` and the parts of each split factor; None if the view mixes factors."""
         sizes, splits, axes = dict(self.sizes), dict[int, Axis](), list[list[int]]()
         factors = [factor for axis in self.axes for factor in axis][::-1]
         if math.prod(shape) != math.prod(self.shape):

@@ -304,8 +304,8 @@ def _mask_and_bias(
     """Return three tensors: the allowed pairs, the score bias, and the rows whose query must be set to 0.
 
     Return None if the softmax may give weight to a pair that should be masked. A number such as -1e9 masks a pair only
-    if the pair's weight rounds to 0 next to that of any visible key. A row whose keys are all filled with one number
-    attends to them uniformly.
+    if the pair's weight rounds to 0 relative to the weight of any visible key. A row whose keys are all filled with one
+    number attends to them uniformly.
     """
     every = weights.all_factors
     hidden = [roles.to_four_dims(fill.pairs, every) for fill in weights.fills]

@@ -13,7 +13,7 @@ from saccade.fusion.scores import is_dense, version_of
 
 
 class Repeated(NamedTuple):
-    """An axis along which each entry occurs ``copies`` times in succession."""
+    """An axis along which each entry occurs ``copies`` times consecutively."""
 
     axis: int
     copies: int

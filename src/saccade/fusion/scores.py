@@ -62,7 +62,7 @@ class Scores:
         shift: sum of the numbers that were added; it does not affect the softmax.
         maximum_of: the factors of the axis whose maximum was subtracted. This does not affect a softmax over that axis.
         fills: the masks that were applied.
-        zeros: pairs whose scores were multiplied by 0; a later mask must hide them.
+        zeros: pairs whose scores were multiplied by 0; a later mask must mask them.
         softmax: the factors of the axis over which a softmax was applied.
         dropout_p: dropout probability of the weights.
         operands: each tensor that was read, with its version counter at that time. If the counter has changed, the
@@ -195,7 +195,7 @@ class Scores:
         return replace(self, axes=self.axes.permuted(order))
 
     def regrouped(self, axes: tuple[Axis, ...]) -> Scores:
-        """Return the scores with the given axes, which may differ from the old ones only in axes of size 1."""
+        """Return the scores with new axes, which may differ from the current axes only by axes of size 1."""
         return replace(self, axes=Axes(self.axes.sizes, axes))
 
     # ---- values ------------------------------------------------------------------------------------------------
@@ -248,12 +248,12 @@ class Scores:
         return replace(self, terms=(*self.terms, term), dtype=self._promoted(x))
 
     def filled(self, pairs: Tensor, value: float, others: Tensor | None = None) -> Scores | None:
-        """Return the scores with pairs masked, that is, filled with large negative numbers or -inf.
+        """Return the scores after a masked fill with large negative values or -inf.
 
         Args:
-            pairs: bool, True at the pairs to mask.
-            value: the largest of the numbers.
-            others: the numbers for all pairs, if they differ.
+            pairs: bool, True at the pairs to fill.
+            value: the fill value; if ``others`` is a tensor, its maximum.
+            others: a tensor of fill values that broadcasts to the scores; None if every pair is filled with ``value``.
         """
         if self.softmax is not None or pairs.dtype != torch.bool or not value < -100.0:
             return None

@@ -227,7 +227,7 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _may_attend_itself(module: nn.Module) -> bool:
-    """Return whether a module's own code calls a softmax or torch's attention, besides transformers' interface."""
+    """Return whether a module's own code calls a softmax or torch's attention, not only transformers' interface."""
     bases = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
     functions = (
         inspect.unwrap(function) for base in bases for function in vars(base).values() if inspect.isfunction(function)

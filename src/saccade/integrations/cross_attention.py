@@ -45,9 +45,9 @@ def is_named_cross(name: str, kind: str) -> bool:
 def kind_of_call(site: Site, q_len: int, kv_len: int) -> Kind:
     """Return whether an attention call of a running module is self-attention, cross-attention or unknown.
 
-    The module's name is checked first, then its arguments for a second sequence. If neither decides, equal lengths mean
-    self-attention, and unequal lengths leave the kind unknown. It is also unknown if a second sequence of equal length
-    might consist of the same tokens, such as the keys in ``attention(x + positions, x)``.
+    The module's name is checked first, then its arguments for a second sequence. If neither shows the kind, equal
+    lengths mean self-attention, and unequal lengths leave it unknown. It is also unknown if a second sequence of equal
+    length might consist of the same tokens, such as the keys in ``attention(x + positions, x)``.
     """
     if is_named_cross(site.name, type(site.module).__name__):
         return Kind.CROSS

@@ -123,7 +123,7 @@ class LazyMask(Tensor):
 
     @property
     def may_contain_bias(self) -> bool:
-        """Whether this is a float mask with allocated memory, so it may contain a score bias besides masked pairs."""
+        """Whether this is a float mask with allocated memory, which may contain a bias in addition to masked pairs."""
         return self.is_in_memory and self.is_floating_point()
 
     # A Python method would run on every access, even to the shape.

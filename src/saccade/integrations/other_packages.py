@@ -25,7 +25,7 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OtherFunction:
-    """An attention function of another package, with functions that convert its calls to attention matrices.
+    """An attention function of a third-party package, with functions that convert its calls to attention matrices.
 
     Attributes:
         heads_first: whether the layout is ``[batch, heads, len, width]`` instead of ``[batch, len, heads, width]``.
@@ -143,8 +143,8 @@ class VisibleFunction:
 
     Args:
         function: the original function.
-        original: the callable in the model's code: the function, or its compiled form.
-        other: converts the function's calls.
+        original: the callable that the model's code refers to, either ``function`` or its compiled form.
+        other: the `OtherFunction` that converts calls to attention matrices.
 
     Attributes:
         users: number of recordings and models that use the wrapper.

@@ -1,4 +1,4 @@
-"""Redirected calls: attention calls of a model that saccade computes in the model's place."""
+"""Redirected calls: attention calls of a model that saccade computes instead of the model's own code."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def without_free_slots(call: Call) -> Call:
 def placed_before_free_slots(matrix: Matrix) -> Matrix:
     """Return the matrix of a call, with the last query at the last used key if the call has a static cache.
 
-    Any other matrix is returned unchanged. A call has a static cache if a mask tensor hides the last keys from all
-    queries and, with these positions, no query may attend to a later key. The shape stays the same.
+    Any other matrix is returned unchanged. A call has a static cache if a mask tensor masks the last keys for all
+    queries and, with the new positions, no query may attend to a later key. The shape stays the same.
     """
     if not isinstance(matrix, AttentionMatrix):
         return matrix
@@ -97,7 +97,7 @@ def placed_before_free_slots(matrix: Matrix) -> Matrix:
 
 
 def _used_keys(inputs: AttentionInputs) -> int:
-    """Return the number of keys, not counting those at the end that a mask tensor hides from all queries.
+    """Return the number of keys, not counting those at the end that a mask tensor masks for all queries.
 
     All keys count if positions were given, if there are at least as many queries as keys, or if the values of the mask
     cannot be read.

@@ -34,7 +34,7 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, unsupported
 from saccade.support.validation import check_type
 
-_SUPPORTED_ARGUMENTS = ("attn_mask", "is_causal")  # of a timm-style attention module, besides its input
+_SUPPORTED_ARGUMENTS = ("attn_mask", "is_causal")  # of a timm-style attention module, in addition to its input
 _ATTENTION_OPERATIONS = ("scaled_dot_product", "multi_head_attention", "transformer_encoder_layer")
 _INSTALLED = "saccade-replaced"  # name in transformers of the attention with masks from `replace_attention`
 
@@ -62,7 +62,7 @@ def replace_attention(
 
     A single mask applies to self-attention only. A module is cross-attention if ``cross_attention`` names it, if its
     name or class name says so, as in ``cross_attn`` or ``EncDecAttention``, or if a call passes a second sequence, such
-    as ``context=``. If none of these decides, a call with equally many queries and keys is self-attention, and so are
+    as ``context=``. If none of these applies, a call with equally many queries and keys is self-attention, and so are
     the module's later calls with more keys, which come from a cache. A call that may be either raises an error.
 
     Args:
@@ -75,8 +75,8 @@ def replace_attention(
         mechanism: the mechanism to use; exact softmax when None. Each module gets a copy. Not supported for
             transformers models that run as modules. For calls, it must have no parameters.
         leave: names of modules whose attention is not replaced, with ``*`` for any characters: ``["decoder.pool"]``.
-        cross_attention: names of the cross-attention modules, with ``*`` for any characters:
-            ``["decoder.*.cross"]``; all others are then self-attention. When None, names and calls decide.
+        cross_attention: names of the cross-attention modules, with ``*`` for any characters: ``["decoder.*.cross"]``;
+            all others are then self-attention. When None, this is inferred from names and calls.
         partial: whether attention that saccade cannot run, such as a product with part of the weights, may stay in the
             model's own code. When False, the model's first run raises an error for it.
 

@@ -35,7 +35,7 @@ class TorchAttention(StandIn):
         is_cross: whether the module is cross-attention; None while unknown.
         is_named: whether the mask was specified for this module by name, so that it applies to every call.
 
-    Cost: that of the mechanism. If ``need_weights`` is True, weights are materialised, up to a limit.
+    Cost: the same as for the mechanism. If ``need_weights`` is True, weights are materialised, up to a limit.
     """
 
     is_cross: bool | None = None
@@ -116,7 +116,7 @@ class TorchAttention(StandIn):
         return out, weights_of(matrix, average_attn_weights, out.dtype, sources, items=items)
 
     def _is_self(self, query: Tensor, key: Tensor) -> bool:
-        """Return whether a call is self-attention, and store the answer if it settles the kind of the module.
+        """Return whether a call is self-attention, and store the answer if it determines the kind of the module.
 
         Once the module is known to be self-attention, query and key may differ, as in an audit that changes only the
         query.

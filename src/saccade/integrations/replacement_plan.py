@@ -83,7 +83,7 @@ class Rules:
     Args:
         mask: one pattern for all self-attention; or a mapping from name patterns to masks or None. The first match
             applies.
-        cross: name patterns of cross-attention modules; None to decide by names, arguments and lengths.
+        cross: name patterns of cross-attention modules; None to infer them from names, arguments and lengths.
     """
 
     mask: Mask | Mapping[str, Mask | None] | None

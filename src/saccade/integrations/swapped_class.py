@@ -1,4 +1,4 @@
-"""Give a module another ``forward`` by changing its class to a subclass; the module stays the same object."""
+"""Give a module a new ``forward`` by changing its class to a subclass; the module stays the same object."""
 
 from __future__ import annotations
 

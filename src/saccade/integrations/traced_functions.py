@@ -1,6 +1,6 @@
 """Represent transformers' mask functions as data that a compiled or exported program can contain.
 
-transformers builds mask functions as closures over smaller ones. Python code can read the variables of a closure, but
+transformers builds mask functions as closures over simpler ones. Python code can read the variables of a closure, but
 Dynamo cannot while it traces a model. So `install_polyfills` registers replacements for Dynamo to trace: they allow the
 same pairs as transformers' functions, and can return a description of themselves as data. Eager code is unaffected.
 """

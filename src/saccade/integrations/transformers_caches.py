@@ -30,7 +30,7 @@ def install_caches(name: str = _NAME) -> str:
 
     A cache that selects which keys to read needs the query, but transformers does not pass queries to caches. So the
     layers of `transformers_cache` return only the new keys, with a reference to the cache, and this implementation lets
-    the cache compute the attention. Without such a cache it works like `install`.
+    the cache compute the attention. With any other cache, or none, it works like `install`.
 
     Args:
         name: the name of the implementation.

@@ -128,7 +128,7 @@ def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
         placed = attention_mask.placed
         if (len(placed.q_positions), len(placed.kv_positions)) == (q_len, kv_len):
             return placed, None
-        if isinstance(placed.rule, Full):  # the mask was made for an encoder, with other lengths than this call
+        if isinstance(placed.rule, Full):  # the mask was made for an encoder, with different lengths than this call
             return Placed(Full(), q, kv), None
         reason = f"the mask was made for {list(attention_mask.shape[2:])}, but the call has {[q_len, kv_len]}"
         raise unsupported("a mask", [reason])

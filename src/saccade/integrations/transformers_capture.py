@@ -74,7 +74,7 @@ class _ModelCapture:
         self._latest: tuple[Placed, ...] = ()  # replaced, never mutated: several threads may build masks
 
     def remember(self, mask: Any, placed: Placed) -> None:
-        """Store a mask tensor's rule while the tensor exists, and the latest rules, to recognise copied masks."""
+        """Store a mask tensor's rule while the tensor exists, and keep the latest rules to recognise copied masks."""
         key = id(mask)
         self._latest = (placed, *self._latest[: _REMEMBERED - 1])
         self._known[key] = _Known(weakref.ref(mask, lambda _: self._known.pop(key, None)), placed, _version(mask))
@@ -159,7 +159,7 @@ def _patch_interfaces() -> Callable[[], None]:
 
 
 def _is_foreign(name: str, function: Callable[..., Any]) -> bool:
-    """Return whether an attention function is third-party, so that it may apply a mask or bias of its own."""
+    """Return whether an attention function is third-party, and may therefore apply a mask or bias of its own."""
     home = str(getattr(function, "__module__", None) or type(function).__module__)
     return not (name in _STANDARD or "flash" in name or home.startswith(("transformers.", "saccade.")))
 

@@ -21,7 +21,7 @@ from saccade.support.validation import is_integer
 CALLED_AS = "intervene"  # the name in error messages
 
 How = Literal["zero", "mean", "resample"]
-"""How to remove a head's output: replace it by 0, by its mean over the batch, or by another batch item's output."""
+"""The ways to remove a head's output: replace it by 0, by its mean over the batch, or by that of another batch item."""
 
 
 Head = int | Sequence[int] | None
@@ -81,7 +81,7 @@ class OutputEdit(Edit):
 
     Attributes:
         factor: multiplies the output; a number, or a tensor that broadcasts to the output.
-        how: how to remove the output before the factor is applied; None keeps the output.
+        how: how to remove the output before the factor is applied; if None, the output is kept.
         seed: selects the other batch item for "resample".
     """
 

@@ -132,8 +132,8 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             layer, head: see `mask`; with a recording, the name or index of a single layer.
             source: a matrix with the same number of heads; or a recording with queries and keys, from which the matrix
                 of the same layer is used. The matrix has the batch size of the call, or 1. It may cover a longer
-                sequence than one call, as calls with a cache need; if its last rows are never used, there is a warning
-                at the end of the block.
+                sequence than one call, as is needed for calls with a cache; if its last rows are never used, there is a
+                warning at the end of the block.
         """
         if isinstance(source, Recording):
             source = source[layer].matrix

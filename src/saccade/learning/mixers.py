@@ -49,7 +49,7 @@ class ShortConvolution(nn.Module):
         self.reach = (size - 1) * dilation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the short convolution of ``x [batch, length, width]``, in the same shape."""
+        """Return the short convolution of ``x [batch, length, width]``, with the same shape."""
         return self.convolution(F.pad(x.mT, (self.reach, 0))).mT
 
 
@@ -69,7 +69,7 @@ class DilatedConvolutions(nn.Module):
         self.mixing = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the dilated convolutions of ``x [batch, length, width]``, in the same shape."""
+        """Return the dilated convolutions of ``x [batch, length, width]``, with the same shape."""
         for convolution, mixing in zip(self.convolutions, self.mixing, strict=True):
             x = x + F.gelu(mixing(convolution(x)))
         return x
@@ -87,13 +87,13 @@ class LSTM(nn.Module):
         self.lstm = nn.LSTM(width, width, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the LSTM's outputs for ``x [batch, length, width]``, in the same shape."""
+        """Return the LSTM's outputs for ``x [batch, length, width]``, with the same shape."""
         out: Tensor = self.lstm(x)[0]
         return out
 
 
 class PaTHAttention(nn.Module):
-    """A mixer of softmax attention with `PaTH`, in which each token reflects keys along a vector with some strength.
+    """A mixer of softmax attention with `PaTH`, in which each token reflects keys with its own vector and strength.
 
     Args:
         width: number of channels.
@@ -108,7 +108,7 @@ class PaTHAttention(nn.Module):
         self.output = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the attention of ``x [batch, length, width]``, in the same shape."""
+        """Return the attention of ``x [batch, length, width]``, with the same shape."""
         split = self.inputs(x).unflatten(2, (4, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value, w = split.unbind()
         keys = with_reflections(key, F.normalize(w, dim=-1), 2.0 * self.strength(x).sigmoid().mT)

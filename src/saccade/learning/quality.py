@@ -54,9 +54,9 @@ def quality_on(
 ) -> Callable[[Mechanism | Mask], float]:
     """Return a function for ``saccade.compare(..., quality=...)`` that measures accuracy after training on a task.
 
-    The models are those of `train`: two layers of width 64 with 8 heads, which use the mechanism, or exact attention
-    under the mask. Attention is causal, except for mechanisms that do not support causal masks. Training uses the
-    task's length, not that of the compared tensors: on a task of 64 tokens, a window of 256 masks nothing beyond
+    The models are as in `train`: two layers of width 64 with 8 heads, which use the mechanism, or exact attention under
+    the mask. Attention is causal, except for mechanisms that do not support causal masks. Training uses the task's
+    length, not the length of the compared tensors: on a task of 64 tokens, a window of 256 masks nothing beyond
     causality.
 
     Args:
@@ -68,8 +68,8 @@ def quality_on(
         ValueError: the name is unknown, or ``seeds`` is below 1.
         TypeError: ``question`` is neither a name nor a `Question`.
 
-    Cost: at the default settings up to 600 training steps for each mechanism or mask and seed, half a minute on
-        one core.
+    Cost: with the default settings, up to 600 training steps for each mechanism or mask and seed, which take half a
+    minute on one core.
 
     Example:
         >>> from saccade.masks import sliding_window

@@ -16,7 +16,7 @@ class Question(NamedTuple):
         make: function of a number of examples and a seed that generates the examples.
         vocab_size: number of tokens in the vocabulary.
         length: number of tokens in a sequence.
-        hides_answers: whether sequences exclude the answers, so that models may attend to later tokens.
+        hides_answers: whether sequences do not contain the answers, so that models may attend to later tokens.
     """
 
     make: Callable[[int, int], Recall]

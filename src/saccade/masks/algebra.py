@@ -194,7 +194,7 @@ class Not(_Formula):
 
 @dataclasses.dataclass(frozen=True)
 class After(Mask):
-    """A mask shifted by ``length`` positions, ``mask.after(length)``. The positions before are fully masked."""
+    """A mask shifted by ``length`` positions, ``mask.after(length)``; the positions before it are fully masked."""
 
     rule: Mask
     length: int

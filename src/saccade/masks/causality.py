@@ -18,7 +18,7 @@ _ROWS, _NEAR, _FAR = 64, 64, 32  # numbers of sampled rows, adjacent later keys,
 def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
     """Return whether a mask lets a query attend to a key after the last of ``positions``.
 
-    If the bounds of the mask decide the question, they are used. Otherwise, a sample of queries and keys is tested.
+    If the bounds of the mask are conclusive, they are used. Otherwise, a sample of queries and keys is tested.
 
     Args:
         mask: the mask; None for full attention.

@@ -26,7 +26,7 @@ class Domain(NamedTuple):
     """The positions of queries and keys that a mask covers, as ranges with step 1; None for all positions.
 
     A mask built for 4 positions does not define a fifth. Attention over 5 keys therefore raises an error, because
-    hiding the fifth key would silently return rows of 0.
+    silently masking the fifth position would return rows of 0.
     """
 
     rows: range | None = None
@@ -117,7 +117,7 @@ class Mask(_NoArithmetic, ABC):
 
     @property
     def is_causal(self) -> bool:
-        """Whether the mask is known to hide later keys from every query. If not, layers with a cache check the mask."""
+        """Whether it is known that no query sees a later key. If False, layers with a cache check the mask."""
         return False
 
     @property
@@ -127,7 +127,7 @@ class Mask(_NoArithmetic, ABC):
 
     @property
     def hides_keys_only(self) -> bool:
-        """Whether the mask is known to hide the same keys from all queries and heads of a batch item."""
+        """Whether it is known that the same keys are masked for all queries and heads of a batch item."""
         return False
 
     @property
@@ -233,7 +233,7 @@ class Mask(_NoArithmetic, ABC):
     def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:
         """Return the plan of the mask for default positions: tiles that contain all allowed pairs.
 
-        The errors are those of `to_dense`.
+        Raises the same errors as `to_dense`.
 
         Cost: see `saccade.plan.make`.
         """
@@ -280,13 +280,13 @@ class Mask(_NoArithmetic, ABC):
     ) -> float:
         """Return the exact fraction of pairs that the mask allows at default positions; 0 if there are no pairs.
 
-        Cost: that of `count`.
+        Cost: the same as `count`.
         """
         pairs = math.prod(self._sizes(q_len, kv_len, batch, heads))
         return self.count(q_len, kv_len, batch=batch, heads=heads) / pairs if pairs else 0.0
 
     def picture(self, q_len: int = 8, kv_len: int | None = None, *, batch: int = 0, head: int = 0) -> str:
-        """Return the mask as text, one line per query: ``1`` for keys that it may attend to, ``.`` for others.
+        """Return the mask as text, one line per query: ``1`` for keys that it may attend to, ``.`` for all others.
 
         Raises:
             ValueError: there are more than 128 rows or columns, or the batch item or head does not exist.

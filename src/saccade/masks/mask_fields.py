@@ -1,4 +1,4 @@
-"""Validation of mask fields (lists, tensors, lengths, positions), and constant tensors with a copy per device."""
+"""Validate the fields of masks (lists, tensors, lengths, positions), and copy constant tensors to each device."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def size_of(name: str, size: object) -> int:
 
 
 def written_out(given: GivenPositions, name: str, first: int, length: int, batch: int) -> Tensor:
-    """Convert positions for a mask to int64 ``[batch | 1, length]``; None means consecutive ones from ``first`` on."""
+    """Convert positions for a mask to int64 ``[batch | 1, length]``; for None, count from ``first``."""
     if given is None:
         return torch.arange(first, first + length, device="cpu")[None]
     if isinstance(given, Tensor):

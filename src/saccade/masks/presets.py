@@ -178,7 +178,7 @@ def shared_prefix(lengths: Sequence[int] | Sequence[Sequence[int]]) -> Mask:
 
     The prompt is computed once for all its continuations, as in group-based reinforcement learning or when sampling
     several answers to a question. If the positions of each continuation start after those of the prompt, every output
-    equals the one for the prompt with this continuation alone.
+    is the same as if the prompt had only this continuation.
 
     >>> print(shared_prefix([2, 2, 2]).picture(6))
     1 . . . . .

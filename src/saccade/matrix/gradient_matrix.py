@@ -100,7 +100,7 @@ class ElementwiseProduct(DerivedMatrix):
     """The elementwise product of two matrices of the same shape, such as attention times gradient; also ``A * G``.
 
     Args:
-        first, second: the matrices. The second is not computed for pairs that the mask of the first hides.
+        first, second: the matrices. The second is not computed for pairs that are masked in the first.
         keep_positive: whether negative entries of the product become 0, as in Chefer's relevance maps.
 
     Raises:

@@ -280,7 +280,7 @@ class Matrix(Operators, ABC):
         return part_of(self, index)
 
     def to(self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None) -> Self:
-        """Return the matrix on another ``device`` or in another float ``dtype``, as in ``A.to("cuda", torch.half)``."""
+        """Return the matrix on a given ``device`` or in a given float ``dtype``, as in ``A.to("cuda", torch.half)``."""
         return moved(self, *target_of(target, kwargs))
 
     @outside_graphs
@@ -311,7 +311,7 @@ class Matrix(Operators, ABC):
         return f"{type(self).__name__}(shape={list(self.shape)}, {self.dtype}, {self.device})"
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        """Return query and key positions, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``.
+        """Return the query and key positions, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``.
 
         By default key j is at position j and query i at ``kv_len - q_len + i``.
         """

@@ -20,7 +20,7 @@ class UniformMatrix(DerivedMatrix):
         matrix: the matrix whose visible keys get equal weights.
         allowed: a function that returns the visible pairs of a block, bool and broadcastable to the block's weights.
 
-    Cost: that of computing the blocks of ``matrix``.
+    Cost: the same as computing the blocks of ``matrix``.
 
     Example:
         >>> from saccade.matrix import DenseMatrix
@@ -46,7 +46,7 @@ class UniformMatrix(DerivedMatrix):
 
 
 def uniform_inputs(inputs: AttentionInputs) -> AttentionInputs:
-    """Return inputs with the same mask and only zero scores, so that each query attends evenly to its visible keys."""
+    """Return inputs with the same mask and all scores 0, so that each query attends evenly to its visible keys."""
     batch, heads, q_len, kv_len = inputs.shape
     dtype = inputs.compute_dtype
     return inputs.replaced(

@@ -25,8 +25,8 @@ class Mechanism(ArgumentHints, nn.Module):
     """A module that computes an attention matrix from queries and keys. Caches and recordings use this interface.
 
     Attributes:
-        needs_all_keys: whether weights depend on the keys between query and key. A cache must then pass the keys of all
-            tokens, in order.
+        needs_all_keys: whether a weight also depends on the keys between the query and the key. If so, a cache must
+            pass the keys of all tokens, in order.
     """
 
     needs_all_keys: ClassVar[bool] = False

@@ -35,7 +35,7 @@ class BlockMeanMatrix(LinearTimeMatrix):
         kv_len: number of keys; those after the last complete block have no weight.
         start: position of the first query; keys begin at position 0.
 
-    Cost: a product reads all values once, and takes one product with ``attention``.
+    Cost: a product reads all values once, and multiplies their block means by ``attention``.
     """
 
     def __init__(self, attention: AttentionMatrix, size: int, kv_len: int, start: int):

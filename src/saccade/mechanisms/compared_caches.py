@@ -27,7 +27,7 @@ class ComparedCache(NamedTuple):
         error_median, error_worst: median and largest relative error of the output's rows.
         stored_bytes: size of the cache after the sequence, in bytes.
         share: ``stored_bytes`` divided by the size of a `saccade.caches.KVCache`.
-        reasons: why the cache does not support these tensors; the numbers are then NaN.
+        reasons: why the cache does not support these tensors; if there are any, errors and sizes are NaN.
     """
 
     name: str
@@ -55,7 +55,7 @@ def compared_caches(
 
     Args:
         caches: empty caches.
-        case: the tensors; queries and keys must belong to the same tokens.
+        case: the queries, keys and values; queries and keys must belong to the same tokens.
         rule: the mask.
         expected: the output of exact attention.
     """

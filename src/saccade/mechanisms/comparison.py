@@ -55,14 +55,15 @@ def compare(
 
     Errors and memory are measured on the tensors as passed. Products are also timed at other lengths, on the first
     tokens or on repeated tokens, to find the length from which a mechanism is faster than exact attention on this
-    machine. The first rows of the table are exact attention and torch's ``F.scaled_dot_product_attention``.
+    machine. The result prints as a table, which begins with exact attention and torch's
+    ``F.scaled_dot_product_attention``.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mechanisms: the mechanisms and masks to compare. A mask stands for exact attention under this mask combined
-            with ``mask``, so its error comes from the pairs that it hides. A mechanism that does not support ``mask``
+            with ``mask``, so its error comes from the pairs that it masks. A mechanism that does not support ``mask``
             gets a row with the reason.
         mask: any mask that `saccade.attention` accepts. Exact attention with this mask is the reference.
         timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Masks that belong to
@@ -77,12 +78,12 @@ def compare(
             stay empty.
 
     Raises:
-        TypeError, ValueError: tensors whose shapes do not match, an object that is neither a mechanism nor a mask, or
-            no queries or keys.
+        TypeError, ValueError: the shapes of the tensors do not match, ``mechanisms`` contains something other than
+            mechanisms and masks, or there are no queries or keys.
 
     Cost: a few runs of every mechanism, of exact attention and of torch's SDPA at every length, plus the calls of
-    ``quality``. Memory for the products, for single rows, and at most 1 GiB for the mask as a tensor, which torch's
-    SDPA needs.
+    ``quality``. Memory is needed for the products, for individual rows, and for the mask as a tensor for torch's SDPA
+    (at most 1 GiB).
 
     Example:
         >>> import torch
@@ -204,7 +205,7 @@ def _compared(
 
 
 def _hides_nothing(mask: Mask, reference: object, shape: tuple[int, int, int, int]) -> bool:
-    """Return whether a mask allows all pairs that the mask of the reference allows."""
+    """Return whether a mask allows all pairs that the reference mask allows."""
     allowed = as_mask(reference, shape)
     batch, heads, q_len, kv_len = shape
     return (allowed & ~mask).count(q_len, kv_len, batch=batch, heads=heads) == 0

@@ -27,12 +27,12 @@ class Compared(NamedTuple):
         seconds: median time of one product at the actual length.
         memory_bytes: peak memory that one product allocated, in bytes, including its output.
         faster_from: number of keys from which the mechanism is faster than exact attention, interpolated between the
-            timed lengths. If it is faster at all of them, this is the shortest; if it is slower at the longest, None.
+            timed lengths. The shortest if it is faster at all of them; None if it is slower at the longest.
         timed_to: the longest timed length, in keys.
-        reasons: why the mechanism cannot run on these inputs; the numbers are then NaN.
+        reasons: why the mechanism cannot run on these inputs; if there are any, all measurements are NaN.
         quality: the result of the ``quality`` function passed to `saccade.compare`; NaN if none was passed.
-        hides_nothing: whether the row stands for a mask that hides none of the pairs on these inputs, so that its
-            error says nothing about longer inputs.
+        hides_nothing: whether the row stands for a mask that masks no pairs of these inputs, so that its error says
+            nothing about longer inputs.
     """
 
     name: str

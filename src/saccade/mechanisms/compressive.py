@@ -41,7 +41,7 @@ class CompressiveMatrix(Sum):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Return the output for new tokens that continue from the memory of all earlier segments, and the new memory.
 
-        Arguments and results are those of `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
+        The arguments and results are as in `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
         """
         (rest, within), (gate, earlier) = self.terms
         assert isinstance(earlier, EarlierSegments)
@@ -59,9 +59,9 @@ class CompressiveMemory(Approximate):
               \qquad z_s = z_{s-1} + \sum_j \sigma(k_j), \qquad g = \mathrm{sigmoid}(\text{gate})
 
     The bracketed term applies only with ``update="delta"``: it is what the memory already returns for a key, so that
-    only the difference is written. The matrix is a lazy sum. In the first segment, the memory is empty and returns 0,
-    so rows sum to 1 - g. With the linear update, later rows sum to 1. With the delta rule, weights may have any sign
-    and rows any sum.
+    only the difference between a value and this result is written. The matrix is a lazy sum. In the first segment, the
+    memory is empty and returns 0, so rows sum to 1 - g. With the linear update, later rows sum to 1. With the delta
+    rule, weights may have any sign and rows any sum.
 
     Args:
         num_heads: number of query heads; each has a gate.
@@ -69,14 +69,15 @@ class CompressiveMemory(Approximate):
         update: how a segment is written to the memory, "linear" or "delta".
         scale: scale of the dot products within a segment; ``head_dim ** -0.5`` when None.
         rotary: rotates queries and keys, but only for the softmax within a segment; as in the paper, the memory has no
-            positions. None if both are already rotated, or not rotated at all.
+            positions. None if queries and keys are already rotated, or should not be rotated at all.
 
     Attributes:
         gate: trainable, ``[num_heads]``; initially 0, so that both terms have the same weight.
 
     Raises:
-        ValueError: sizes out of range, or an unknown update; in a call, a different number of heads.
-        UnsupportedError: any mask except Causal, alone or combined with masks that only hide keys (Padding).
+        ValueError: a size is out of range, or ``update`` is unknown; in a call, the query has a different number of
+            heads.
+        UnsupportedError: any mask except Causal, alone or combined with masks that depend only on keys (Padding).
 
     Cost: O(n * segment * head_dim) for the softmax and O(n * head_dim * value_dim) for the memory; the backward pass
     stores a state for each segment. Decoding uses a `saccade.caches.CompressiveCache` of constant size.

@@ -33,11 +33,12 @@ class DeltaProduct(Recurrence):
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: keys or gates with a wrong shape, or a decay above 0.
-        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
+        ValueError: keys or gates have the wrong shape, or a decay is above 0.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
-    Cost: `total` and decoding take as long as `Delta` with n times as many tokens, and the matrix n times that. The
-    state has ``head_dim * value_dim`` elements per head for any n.
+    Cost: `total` and decoding take as long as `Delta` with n times as many tokens, and the matrix takes n times as
+    long. The state has ``head_dim * value_dim`` elements per head for any n.
 
     Example:
         >>> import torch
@@ -81,7 +82,7 @@ class DeltaProduct(Recurrence):
             mask, q_positions, kv_positions: as in `GatedLinear`.
 
         Raises:
-            ValueError: keys or gates with a wrong shape, or a decay above 0.
+            ValueError: keys or gates have the wrong shape, or a decay is above 0.
             UnsupportedError: a mask that is not causal, or tokens out of order.
         """
         width = query.shape[-1]

@@ -39,9 +39,9 @@ class Differential(Mechanism):
         lambda_init: λ_init, a float.
 
     Raises:
-        ValueError: in a call, queries or keys with a different width.
+        ValueError: in a call, queries or keys are not ``2 * head_dim`` wide.
 
-    Cost: twice that of `Softmax` with heads half as wide.
+    Cost: twice as much as `Softmax` with heads half as wide.
 
     Example:
         >>> query, key = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)

@@ -31,10 +31,10 @@ class Forgetting(Approximate):
               f_l = \sigma(z_l)
 
     The gates before the sigmoid, z, are the last channels of the keys, so every cache stores, crops, copies and saves
-    them together with the keys, and decoding equals the full run. Logarithms are summed in float64: the sums grow with
-    the length, and only their differences are rounded. Packed documents need no special treatment, since a difference
-    contains the gates of only one document. `with_gates` creates such keys; `saccade.nn.ForgettingAttention` is the
-    layer.
+    them together with the keys, and decoding gives the same result as one call on the full sequence. Logarithms are
+    summed in float64: the sums grow with the length, and only their differences are rounded. Packed documents need no
+    special treatment, since a difference contains the gates of only one document. `with_gates` creates such keys;
+    `saccade.nn.ForgettingAttention` is the layer.
 
     Args:
         head_dim: width of the queries, and of the keys without gates.
@@ -42,12 +42,13 @@ class Forgetting(Approximate):
         impl: see `saccade.AttentionMatrix`.
 
     Raises:
-        ValueError: in a call, a query or key of another width.
-        UnsupportedError: a mask other than Causal, Window, Documents with one of these inside, and masks that only hide
-            keys (Padding); keys out of order; a second bias.
+        ValueError: in a call, the query or the key has the wrong width.
+        UnsupportedError: any mask except Causal, Window, Documents with one of these inside, and masks that depend only
+            on keys (Padding); keys out of order; a bias, because the gates already are one.
 
-    Cost: that of `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless the
-    log decays between the first and the last key add up to more than 128, where float32 sums would be too imprecise.
+    Cost: the same as for `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs
+    unless the log decays between the first and the last key add up to more than 128, where float32 sums would be too
+    imprecise.
 
     Example:
         >>> from saccade.masks import Causal

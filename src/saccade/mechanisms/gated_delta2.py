@@ -19,18 +19,19 @@ class GatedDelta2(Recurrence):
     channels of both gates are equal, this is `Delta`, with that gate as ``beta``.
 
     Keys should have norm 1, and the erase gate b should be between 0 and 1 (or 0 and 2). Keys are not normalised here;
-    use ``torch.nn.functional.normalize(key, dim=-1)``. Even then, the state may grow, unlike that of `Delta`: if the
-    channels of b differ, a token reads the state in a different direction from the one that it corrects, and two
+    use ``torch.nn.functional.normalize(key, dim=-1)``. Even then, unlike the state of `Delta`, the state may grow: if
+    the channels of b differ, a token reads the state in a different direction from the one that it corrects, and two
     alternating tokens can multiply the state by 1.2. A decay limits this growth.
 
     Args:
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: gates with a wrong shape, or a decay above 0.
-        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
+        ValueError: a gate has the wrong shape, or a decay is above 0.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
-    Cost: that of `Delta`.
+    Cost: the same as for `Delta`.
 
     Example:
         >>> import torch
@@ -65,11 +66,11 @@ class GatedDelta2(Recurrence):
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, key_heads, kv_len, head_dim]``.
             decay: g, as in `GatedLinear`.
-            erase: b, in the shape of ``key``; None for 1.
+            erase: b, with the shape of ``key``; None for 1.
             mask, q_positions, kv_positions: as in `GatedLinear`.
 
         Raises:
-            ValueError: gates with a wrong shape, or a decay above 0.
+            ValueError: a gate has the wrong shape, or a decay is above 0.
             UnsupportedError: a mask that is not causal, or tokens that are not in order.
         """
         check_gate_of_channels("erase", erase, key)

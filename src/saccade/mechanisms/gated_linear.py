@@ -31,9 +31,9 @@ class GatedLinear(GatedRecurrence):
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: a decay above 0, or with a wrong shape.
-        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
-            hide keys (Padding).
+        ValueError: a decay is above 0 or has the wrong shape.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
     Cost: O(n * head_dim * value_dim) time and O(n * head_dim) memory; see `saccade.matrix.Matrix`. For decoding, a
     `saccade.caches.RecurrentCache` stores a state with ``head_dim * value_dim`` elements per head.
@@ -114,9 +114,9 @@ class Delta(GatedRecurrence):
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: gates with a wrong shape, or a decay above 0.
-        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
-            hide keys (Padding).
+        ValueError: a gate has the wrong shape, or a decay is above 0.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
     Cost: as for `GatedLinear`, plus solving a triangular system for each chunk of 32 tokens.
 
@@ -153,9 +153,9 @@ class SSD(Recurrence):
             Mamba-2's ``A_log``.
 
     Raises:
-        ValueError: step sizes below 0, or with a wrong shape.
-        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
-            hide keys (Padding).
+        ValueError: a step size is below 0, or the step sizes have the wrong shape.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
     Cost: as for `GatedLinear`.
 
@@ -183,7 +183,7 @@ class SSD(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """Return the matrix for step sizes Δ of at least 0, ``step [batch, num_heads, kv_len]``; None for 1."""
+        """Return the matrix of Mamba-2 for step sizes Δ, at least 0, ``[batch, num_heads, kv_len]``; None for 1."""
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
         batch, _, _, length = inputs.shape
         if step is None:

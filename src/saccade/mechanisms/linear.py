@@ -43,8 +43,8 @@ class Linear(FeatureMechanism):
 
     Raises:
         TypeError, ValueError: an unknown feature map, or an eps below 0.
-        UnsupportedError: any mask except Causal, Documents, masks that only hide keys (Padding), and combinations of
-            these with ``&``.
+        UnsupportedError: any mask except Causal, Documents, masks that depend only on keys (Padding), and combinations
+            of these with ``&``.
 
     Cost: O(n * features * value_dim) time and O(n * features) memory; see `FeatureMatrix`. Decoding with a
     `saccade.caches.RecurrentCache` takes constant memory.

@@ -46,7 +46,7 @@ class LinearTimeMatrix(Matrix):
 
     @abstractmethod
     def _times(self, value: Tensor) -> Tensor:
-        """Return the product with a checked value, computed in float32 or wider."""
+        """Return ``A @ value`` for a checked value, computed in float32 or wider."""
 
     def _pieces(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[tuple[slice, slice, range]]:
         """Yield the items, heads and rows of each block of weights. Large matrices are split by head and row."""

@@ -37,8 +37,8 @@ class Linformer(Approximate):
         kv_len: largest number of key positions.
         rank: number of slots.
         share: "heads" for one E and one F for all heads, "key_value" for one matrix that is both E and F, or "none" for
-            separate matrices for each key and value head. To share among layers, pass the same Linformer to all of
-            them.
+            separate matrices for each key and value head. To share E and F among layers, pass the same Linformer to all
+            of them.
         num_kv_heads: number of key and value heads; only for ``share="none"``.
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 

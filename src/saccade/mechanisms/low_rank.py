@@ -119,7 +119,10 @@ def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
 
 
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
-    """Return the reasons why low-rank attention does not support a mask. Masks that only hide keys are supported."""
+    """Return the reasons why low-rank attention does not support a mask.
+
+    The tuple is empty for masks that depend only on keys.
+    """
     return tuple(
         Message("{mask} lets queries see different keys: {because}", mask=type(part).__name__, because=Message(because))
         for part in parts_of(mask)

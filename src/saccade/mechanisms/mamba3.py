@@ -30,7 +30,7 @@ from saccade.support.validation import check_type
 
 
 class Preceding(NamedTuple):
-    """The last visible tokens of the same document before each token of a call, and before the next call.
+    """For each token of a call, and for the next call, the last visible token before it in the same document.
 
     Attributes:
         previous: for each visible token, 1 + the index of the visible token before it, 0 if that is the last token
@@ -51,7 +51,8 @@ class Preceding(NamedTuple):
         hidden, documents = visible.hidden_keys, visible.kv_documents
         index = torch.arange(length, device=visible.kv_positions.device)[None]
         seen = index + 1 if hidden is None else (index + 1).masked_fill(hidden, 0)
-        seen = F.pad(seen, (1, 0)).cummax(1).values  # before each token, and at the end
+        # For each token, and for the end: 1 + the index of the last visible token before it.
+        seen = F.pad(seen, (1, 0)).cummax(1).values
         is_other = torch.zeros_like(seen, dtype=torch.bool)
         if documents is not None and length:
             own = torch.cat([documents, documents[:, -1:]], 1).expand(max(len(seen), len(documents)), -1)
@@ -83,7 +84,7 @@ class Mamba3Matrix(RecurrenceMatrix):
             before: the strengths with which each step adds the preceding token to the state, ``[batch, heads, len,
                 1]``.
             angles: the angles, summed over the tokens, ``[batch, heads, len, pairs]``.
-            preceding: the tokens that precede others.
+            preceding: for each token, the visible token before it.
         """
         (batch, heads), length = self.shape[:2], self._rule.key.shape[1]
         of_tokens = [self._lines(x)[:, :length] for x in (before, angles)]
@@ -141,9 +142,9 @@ class Mamba3(Recurrence):
     several inputs and outputs (MIMO) is a sum of products with such matrices, one for each input.
 
     Raises:
-        ValueError: gates with a wrong shape or out of range.
-        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
-            hide keys (Padding).
+        ValueError: a gate has the wrong shape or is out of range.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
     Cost: as for `GatedLinear`. For decoding, a `saccade.caches.RecurrentCache` stores ``(head_dim + 1) *
     (value_dim + 1)`` elements per head.
@@ -187,15 +188,15 @@ class Mamba3(Recurrence):
             query: C, ``[batch, heads, q_len, head_dim]``.
             key: B, ``[batch, key_heads, kv_len, head_dim]``.
             step: Δ, at least 0, ``[batch, kv_heads, kv_len]``; None for 1.
-            blend: λ, from 0 to 1, in the shape of ``step``: the share of a step that writes its own token, while the
-                rest writes the token before it. None for 1.
-            decay: g, the log decay of the state in each step, at most 0, in the shape of ``step``; None for 0.
+            blend: λ, from 0 to 1, with the shape of ``step``: the share of a step with which its own token is written;
+                the rest of the step writes the token before it. None for 1.
+            decay: g, the log decay of the state in each step, at most 0, with the shape of ``step``; None for 0.
             angle: by how many radians each step rotates each pair of channels of the state, ``[batch, kv_heads, kv_len,
                 pairs]`` for the first ``2 * pairs`` channels; None for no rotation.
             mask, q_positions, kv_positions: as in `GatedLinear`.
 
         Raises:
-            ValueError: gates with a wrong shape or out of range.
+            ValueError: a gate has the wrong shape or is out of range.
             UnsupportedError: a mask that is not causal, or tokens that are not in order.
         """
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
@@ -242,8 +243,8 @@ def _shifted(rule: Rule, keys: Tensor, segment: Tensor | None) -> Rule:
 
     Args:
         rule: the recurrence, in which each token writes its own key with the strength of its own step.
-        keys: its keys, behind the last key before them, ``[sequences, 1 + len, head_dim]``.
-        segment: the segment of that key; None without segments, or without such a key.
+        keys: the last key of the previous call, followed by the keys of this call, ``[sequences, 1 + len, head_dim]``.
+        segment: the segment of the last key of the previous call; None if there is no such key, or without segments.
     """
     before, _, previous, *_ = rule.extras
     assert rule.beta is not None  # always given
@@ -264,7 +265,10 @@ def _own_weights(rule: Rule) -> Tensor:
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:
-    """Gather the tokens of ``[sequences, len, width]`` at ``[sequences, any, 1]``. An index of -1 gives any token."""
+    """Gather tokens of ``[sequences, len, width]`` at ``[sequences, any, 1]``.
+
+    An index of -1 reads an arbitrary token, whose entries the caller must ignore.
+    """
     return x.gather(1, index.clamp(min=0).expand(-1, -1, x.shape[2]))
 
 
@@ -283,7 +287,7 @@ def _turned(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def _spread(x: Tensor, heads: int) -> Tensor:
-    """Repeat each of fewer heads for the heads of its group."""
+    """Repeat each head of ``x`` for the heads of its group, so that the result has ``heads`` heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // max(1, x.shape[1]), 1)
 
 
@@ -301,7 +305,7 @@ def _checked_share(name: str, x: Tensor | None, inputs: Inputs) -> Tensor:
 
 
 def _checked_angle(angle: Tensor | None, inputs: Inputs) -> Tensor:
-    """Check the angles of a call; no pairs when None."""
+    """Check the angles of a call and return them; when None, return angles for no pairs of channels."""
     batch, _, _, kv_len = inputs.shape
     if angle is None:
         return inputs.key.new_zeros(batch, 1, kv_len, 0)

@@ -1,4 +1,4 @@
-"""Mesa: a recurrence that reads the least-squares solution of all earlier keys and values (MesaNet)."""
+"""Mesa: a recurrence in which each token reads a least-squares fit of all values so far to their keys (MesaNet)."""
 
 from __future__ import annotations
 
@@ -67,12 +67,13 @@ class Mesa(GatedRecurrence):
         ridge: Λ, above 0: a number, or a tensor ``[heads | 1, head_dim]``; an ``nn.Parameter`` is trained.
 
     Raises:
-        ValueError: a ridge of at most 0, or so small that a system has no solution in the dtype of the inputs (in
-            float32 for half precision); a beta below 0, a decay above 0 or for each channel, or wrong shapes.
-        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
-            hide keys (Padding).
+        ValueError: the ridge is not above 0, or so small that a system has no solution in the dtype of the inputs (in
+            float32 for half precision); a beta is below 0, a decay is above 0, there is a decay for each channel, or a
+            shape is wrong.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
-    Cost: that of `GatedLinear`, plus ``head_dim ** 3 / 3`` multiplications for each token and head. Every product and
+    Cost: as for `GatedLinear`, plus ``head_dim ** 3 / 3`` multiplications for each token and head. Every product and
     every block of rows solves the systems again. The backward pass stores one state for every 32 tokens. For decoding,
     a `saccade.caches.RecurrentCache` stores ``head_dim * (head_dim + value_dim)`` elements per head.
 
@@ -124,7 +125,7 @@ def _solved(rule: Rule, state: Tensor | None, segment: Tensor | None, rows: int 
     Args:
         rule: the recurrence, with a ridge.
         state, segment: H before the first token, ``[sequences, head_dim, head_dim]``, and its segment.
-        rows: number of queries at the end to solve for; None for all. Others may become 0.
+        rows: number of last queries for which to solve the systems; None for all. The other queries may become 0.
     """
     lines, length, head_dim = rule.key.shape
     state = rule.key.new_zeros(lines, head_dim, head_dim) if state is None else state

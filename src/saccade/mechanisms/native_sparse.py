@@ -24,7 +24,7 @@ _ROWS = 256  # number of rows whose selection a dry run forecasts at a time
 
 
 class NativeSparse(Approximate):
-    r"""Native sparse attention: a gated sum of attention to block means, to selected blocks and to near tokens.
+    r"""Native sparse attention: a gated sum of attention to block means, to selected blocks and to nearby tokens.
 
     .. math:: A = g^{\mathrm{cmp}} A^{\mathrm{cmp}} + g^{\mathrm{slc}} A^{\mathrm{slc}}
               + g^{\mathrm{win}} A^{\mathrm{win}}, \qquad
@@ -47,16 +47,16 @@ class NativeSparse(Approximate):
         block_size: number of keys in a block; the first block begins at position 0.
         k: number of blocks that a query reads in the second branch, including its own.
         window: number of keys that a query reads in the third branch, including its own.
-        sink_blocks: number of blocks at the beginning that are always selected.
-        local_blocks: number of blocks at the end that are always selected, including that of the query.
+        sink_blocks: number of first blocks of the sequence that are always selected.
+        local_blocks: number of last blocks before a query that are always selected, including the one that contains it.
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: sizes out of range, ``sink_blocks + local_blocks`` above ``k``, or gates with a wrong shape.
+        ValueError: a size is out of range, ``sink_blocks + local_blocks`` exceeds ``k``, or gates have the wrong shape.
         UnsupportedError: any mask except Causal, alone or with padding on the right; positions with gaps.
 
-    Cost: O(n * (n / block_size + k * block_size + window) * head_dim). A step with a `saccade.caches.KVCache` reads all
-    keys and values once, to take their means. Under `torch.compile`, the matrix causes a graph break.
+    Cost: O(n * (n / block_size + k * block_size + window) * head_dim). A decoding step with a `saccade.caches.KVCache`
+    reads all keys and values once, to take their means. Under `torch.compile`, the matrix causes a graph break.
 
     Example:
         >>> from saccade.masks import Causal
@@ -177,7 +177,7 @@ class NativeSparse(Approximate):
         return restrict_to_blocks(matrix, index, self.block_size)
 
     def _importance(self, inputs: Inputs) -> ScoreRows:
-        """Return a function that scores blocks by the weights of their means, summed over the heads of a group."""
+        """Return a function that scores blocks by the weights of their means, summed over the heads of a key head."""
         wide, size, kv_heads = exact_dtype(inputs.query.device), self.block_size, inputs.key.shape[1]
         means, start = block_means(inputs.key.to(wide), size), self._start(inputs)
         scale, device = scale_of(self.scale, inputs.query.shape[3]), inputs.query.device

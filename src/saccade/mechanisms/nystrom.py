@@ -32,7 +32,7 @@ class Nystrom(Approximate):
     `saccade.compare`.
 
     The means exclude masked keys and tokens at position -1. If there are as many queries as keys, they also exclude
-    queries at positions where the mask hides the key. The contents of padding then have no effect.
+    queries at positions where the mask excludes the key. The contents of padding then have no effect.
 
     Raises:
         TypeError, ValueError: a count below 1, or a scale that is not a finite number.

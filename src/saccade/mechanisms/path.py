@@ -37,29 +37,29 @@ class PaTH(Approximate):
               H_t = I - \beta_t w_t w_t^T
 
     The vectors w and the strengths β are the last channels of the keys, so every cache stores, crops, copies and saves
-    them together with the keys, and decoding equals the full run. `with_reflections` creates such keys. The vectors
-    should have norm 1, and strengths should be between 0 and 2, so that no product increases the norm of a key. Nothing
-    is normalised here. Forget gates, as in `Forgetting`, may follow as more channels (PaTH-FoX); their logarithms are
-    added to the scores.
+    them together with the keys, and decoding gives the same result as one call on the full sequence. `with_reflections`
+    creates such keys. The vectors should have norm 1, and strengths should be between 0 and 2, so that no product
+    increases the norm of a key. Nothing is normalised here. Forget gates, as in `Forgetting`, may follow as further
+    channels (PaTH-FoX); their logarithms are added to the scores.
 
     Args:
         head_dim: width of the queries, and of the keys without w, β and gates.
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: in a call, a query or key of another width.
-        UnsupportedError: a mask other than Causal, Window, Documents with one of these inside, and masks that only hide
-            keys (Padding); keys out of order; a bias.
+        ValueError: in a call, the query or the key has the wrong width.
+        UnsupportedError: any mask except Causal, Window, Documents with one of these inside, and masks that depend only
+            on keys (Padding); keys out of order; a bias.
 
-    Cost: O(q_len * kv_len * head_dim) time, even for pairs that the mask hides: at 4,096 tokens, about seven times that
-    of ``Softmax(impl="tiled")``, which skips them. Memory is linear in the length, also in the backward pass, which
-    recomputes the weights. A block of rows passes over all keys from the last to the first, 64 at a time, so few
-    queries cost as many steps as many queries.
+    Cost: O(q_len * kv_len * head_dim) time, even for pairs that are masked: at 4,096 tokens, about seven times that of
+    ``Softmax(impl="tiled")``, which skips them. Memory is linear in the length, also in the backward pass, which
+    recomputes the weights. A block of rows passes over all keys from the last to the first, 64 at a time, so a few
+    queries take as many steps as many queries.
 
     Example:
         >>> from saccade.masks import Causal
         >>> query = key = torch.ones(1, 1, 3, 2)
-        >>> w = torch.eye(2)[[0, 0, 1]][None, None]  # the second token turns x, the third turns y
+        >>> w = torch.eye(2)[[0, 0, 1]][None, None]  # the second token negates x, the third negates y
         >>> keys = with_reflections(key, w, torch.full((1, 1, 3), 2.0))
         >>> PaTH(2, scale=1.0)(query, keys, mask=Causal())[0, 0]
         tensor([[1.0000, 0.0000, 0.0000],
@@ -92,8 +92,8 @@ class PaTH(Approximate):
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``, or as wide as the keys; extra channels are ignored.
-            key: ``[batch, kv_heads, kv_len, 2 * head_dim + 1 + gates]``, from `with_reflections`: with no gate, one for
-                each query head of a key head, or one for all of them.
+            key: ``[batch, kv_heads, kv_len, 2 * head_dim + 1 + gates]``, from `with_reflections`: there is no gate,
+                one for each query head of a key head, or one for all of them.
             mask: a causal mask. Keys that no query sees reflect nothing.
             q_positions, kv_positions: positions of the tokens, ascending; -1 for padding, which reflects nothing.
         """
@@ -131,12 +131,14 @@ def with_reflections(key: Tensor, w: Tensor, beta: Tensor, gates: Tensor | None 
 
 
 class _Chunks(NamedTuple):
-    """Chunks of keys and their solved triangular systems of reflections, ``[batch, kv_heads, chunks, _CHUNK, width]``.
+    """Keys in chunks, and the solution of each chunk's triangular system, which combines its reflections.
+
+    All have shape ``[batch, kv_heads, chunks, _CHUNK, width]``; tril keeps only entries below the diagonal.
 
     Attributes:
         key, w: keys k and vectors w.
-        passed_w: T diag(β) W, where T = (I + diag(β) W Wᵀ below the diagonal)⁻¹.
-        passed_key: T diag(β) W Kᵀ below the diagonal.
+        passed_w: T diag(β) W, where T = (I + tril(diag(β) W Wᵀ))⁻¹.
+        passed_key: T tril(diag(β) W Kᵀ).
     """
 
     key: Tensor
@@ -150,7 +152,7 @@ class PaTHMatrix(LinearTimeMatrix):
 
     Args:
         inputs: the checked inputs.
-        rest: w, β and perhaps gates, ``[batch, kv_heads, kv_len, head_dim + 1 + gates]``.
+        rest: w, β and, if there are any, the gates, ``[batch, kv_heads, kv_len, head_dim + 1 + gates]``.
         scale: s.
     """
 

@@ -56,8 +56,8 @@ class Performer(FeatureMechanism):
 
     Raises:
         TypeError, ValueError: a count below 1, an unknown kind, or a scale that is not a finite number.
-        UnsupportedError: any mask except Causal, Documents, masks that only hide keys (Padding), and combinations of
-            these with ``&``.
+        UnsupportedError: any mask except Causal, Documents, masks that depend only on keys (Padding), and combinations
+            of these with ``&``.
 
     Cost: O(n * num_features * (head_dim + value_dim)) time and O(n * num_features) memory; see `FeatureMatrix`.
 

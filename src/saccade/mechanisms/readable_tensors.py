@@ -17,7 +17,7 @@ _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 @contextmanager
 def assuming_finite() -> Iterator[None]:
-    """Within a ``with`` block, assume that unreadable tensors are finite and that unreadable marks are all False."""
+    """Within a ``with`` block, assume that unreadable tensors are finite and that unreadable bool marks are False."""
     token = _is_clean.set(True)
     try:
         yield
@@ -28,8 +28,8 @@ def assuming_finite() -> Iterator[None]:
 def is_readable(*tensors: Tensor) -> bool:
     """Return whether Python code can read the values of tensors and branch on them.
 
-    It cannot under a tracing compiler or ``make_fx``, inside a transform of ``torch.func``, or with fake or meta
-    tensors. Code that branches on values needs an equivalent path without branches for these cases.
+    They cannot be read under a tracing compiler or ``make_fx``, inside a transform of ``torch.func``, or with fake or
+    meta tensors. Code that branches on values needs an equivalent path without branches for these cases.
     """
     return not is_recorded() and all(is_plain(x) and x.device.type != "meta" for x in tensors)
 
@@ -50,6 +50,6 @@ def marks_or_none(marks: Tensor) -> Tensor | None:
 
 
 def is_dry_run() -> bool:
-    """Return whether a dry run is forecasting costs. It uses no results, and unreadable tensors count as finite."""
+    """Return whether a dry run is forecasting costs: it uses no results, and treats unreadable tensors as finite."""
     # torch.compile cannot trace a context variable, but dry runs are never compiled.
     return not torch.compiler.is_dynamo_compiling() and _is_clean.get()

@@ -40,10 +40,11 @@ class RWKV7(Recurrence):
         scale: s; by default 1, as in RWKV.
 
     Raises:
-        ValueError: gates with a wrong shape, or log decays that are not between -30 and 0.
-        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
+        ValueError: a gate has the wrong shape, or a log decay is not between -30 and 0.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
-    Cost: that of `Delta` with a decay for each channel and twice as many tokens.
+    Cost: as for `Delta` with a decay for each channel and twice as many tokens.
 
     Example:
         >>> from saccade.masks import Causal
@@ -82,12 +83,12 @@ class RWKV7(Recurrence):
             key: the replacement keys, ``[batch, kv_heads, kv_len, head_dim]``.
             decay: g, from -30 to 0, ``[batch, kv_heads, kv_len]``, or ``[batch, kv_heads, kv_len, head_dim]`` for one
                 per channel; None for 0.
-            removal: κ, in the shape of ``key``; the keys themselves when None.
-            rate: a, in the shape of ``key``; 1 when None.
+            removal: κ, with the shape of ``key``; the keys themselves when None.
+            rate: a, with the shape of ``key``; 1 when None.
             mask, q_positions, kv_positions: as in `GatedLinear`.
 
         Raises:
-            ValueError: gates with a wrong shape, or log decays that are not between -30 and 0.
+            ValueError: a gate has the wrong shape, or a log decay is not between -30 and 0.
             UnsupportedError: a mask that is not causal, or tokens out of order.
         """
         check_gate_of_channels("removal", removal, key)

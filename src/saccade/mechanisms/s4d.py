@@ -41,9 +41,9 @@ class S4D(Approximate):
         skip: d, ``[channels]``.
 
     Raises:
-        ValueError: sizes or steps out of range.
-        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
-            hide keys (Padding).
+        ValueError: a size or a step is out of range.
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that
+            depend only on keys (Padding).
 
     Cost: O(n log n) for each channel, and O(state_dim) for a decoding step. FFTs mix up to 4,096 tokens at a time, so
     later values can change earlier outputs by rounding errors.
@@ -77,7 +77,7 @@ class S4D(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new step sizes and weights, and reset the modes to those of S4D-Lin."""
+        """Draw new step sizes and weights, and reset the modes to the values of S4D-Lin."""
         with torch.no_grad():
             self.log_step.uniform_(math.log(self.least_step), math.log(self.most_step))
             self.log_rate.fill_(math.log(0.5))

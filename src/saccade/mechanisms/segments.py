@@ -63,7 +63,7 @@ class EarlierSegments(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether the update is linear: rows are then distributions, except that those of the first segment are 0."""
+        """Whether the update is linear: rows are then distributions, except in the first segment, where they are 0."""
         return not self._is_delta
 
     def advance_segments(
@@ -186,7 +186,10 @@ class EarlierSegments(LinearTimeMatrix):
         return F.elu(clean.to(wide_dtype(x.dtype))) + 1.0
 
     def _keys(self, is_open: Tensor | None) -> Tensor:
-        """Return the keys to write to the memory, in segment order. Masked, open and non-finite keys are set to 0."""
+        """Return the keys to write to the memory, in segment order.
+
+        Keys that are masked, not finite or in a segment that is still open are set to 0.
+        """
         features = self._features(self._key, self._tainted)
         for marks in (self._hidden, is_open):
             features = features if marks is None else features.masked_fill(marks[:, None, :, None], 0.0)

@@ -39,7 +39,7 @@ class ShortConvolution(Approximate):
             uniform between ``-width ** -0.5`` and ``width ** -0.5``, as in torch's convolutions.
 
     Raises:
-        ValueError: sizes below 1, or inputs with a different number of heads.
+        ValueError: a size is below 1, or the inputs have a different number of heads.
         UnsupportedError: a mask that differs between heads.
 
     Cost: O(n * width) for each channel. For decoding, a `saccade.caches.SinkWindowCache` stores the last ``width``
@@ -134,7 +134,10 @@ class ConvolutionMatrix(LinearTimeMatrix):
         return lines[:, :, start:].unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _shifted(self, value: Tensor, distance: int) -> Tensor | None:
-        """Return the value ``distance`` tokens before each query, or 0; None if tokens are not in order."""
+        """Return the value ``distance`` tokens before each query, or 0 if there is none.
+
+        If the tokens are not in order, return None.
+        """
         if self._offset is None:
             return None
         start, (_, _, q_len, kv_len) = self._offset - distance, self.shape

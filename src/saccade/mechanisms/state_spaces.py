@@ -233,7 +233,7 @@ def _replace_items(whole: Tensor, items: slice, part: Tensor) -> Tensor:
 
 _BLOCK = 256  # number of tokens added to a state in one product
 _PIECE = 4096  # number of tokens convolved in one FFT; earlier tokens contribute through the state
-_FEW = 8  # up to this number of tokens, single steps cost less than products
+_FEW = 8  # up to this number of tokens, individual steps cost less than products
 
 
 class Modes(NamedTuple):
@@ -294,7 +294,7 @@ class Modes(NamedTuple):
         return (torch.cat(added, 2) if added else value), state
 
     def step(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all outputs and the new state, computed token by token. For the arguments, see `advance`."""
+        """Return all outputs and the new state, computed token by token; see `advance` for the arguments."""
         factor, weight, out = self.log_factor.exp().to(state.dtype), self.weight.to(state.dtype), []
         for x in value.unbind(2):
             state = factor * state + x[..., None]
@@ -302,7 +302,7 @@ class Modes(NamedTuple):
         return (torch.stack(out, 2) if out else value), state
 
     def run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all outputs and the new state, computed by FFTs over short parts, or token by token where faster."""
+        """Return all outputs and the new state, computed with one FFT per chunk, or token by token if faster."""
         if value.shape[2] <= _FEW:
             return self.step(value, state)
         kernel, out = self.kernel(min(value.shape[2], _PIECE), value.dtype), []

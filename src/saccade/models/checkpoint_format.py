@@ -85,7 +85,7 @@ class FileFormat(ABC):
 
     @abstractmethod
     def sides(self, config: Any) -> tuple[str, ...]:
-        """Return the names of the fields in our config that must equal a dimension of some weight in the checkpoint."""
+        """Return the names of the fields in our config that must each equal a dimension of some checkpoint weight."""
 
     @abstractmethod
     def clean_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:

@@ -88,9 +88,9 @@ class EncoderConfig(TextConfig):
         pad_token: the token that pads shorter sequences in a batch.
 
     Raises:
-        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, an unknown activation, or a pad
-            token outside the vocabulary.
-        TypeError: a value of the wrong type.
+        ValueError: a size is below 1, ``num_heads`` does not divide ``embed_dim``, the activation is unknown, or the
+            pad token is outside the vocabulary.
+        TypeError: a value has the wrong type.
     """
 
     num_layers: int
@@ -115,7 +115,7 @@ class EncoderDecoderConfig(TextConfig):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary that both sequences share.
-        max_len: length of the longest sequence: a hard limit if position embeddings are learned.
+        max_len: length of the longest sequence. With learned position embeddings, it is a hard limit.
         embed_dim: width of the hidden states.
         num_heads: number of heads in each attention module; divides ``embed_dim``.
         num_encoder_layers, num_decoder_layers: number of layers in each stack.
@@ -129,8 +129,8 @@ class EncoderDecoderConfig(TextConfig):
         end_tokens: tokens that end a sequence; pass them to `generate`.
 
     Raises:
-        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, or an unknown name.
-        TypeError: a value of the wrong type.
+        ValueError: a size is below 1, ``num_heads`` does not divide ``embed_dim``, or a name is unknown.
+        TypeError: a value has the wrong type.
     """
 
     num_encoder_layers: int
@@ -174,9 +174,9 @@ class VisionTransformerConfig(Config):
         attention_dropout_p: dropout of attention weights, in training only.
 
     Raises:
-        ValueError: a size below 1, heads or patches that do not divide evenly, an unknown name, or class-token pooling
-            without a class token.
-        TypeError: a value of the wrong type.
+        ValueError: a size is below 1, heads or patches do not divide evenly, a name is unknown, or ``pooling`` is
+            ``"class_token"`` without a class token.
+        TypeError: a value has the wrong type.
     """
 
     image_size: tuple[int, ...]
@@ -236,7 +236,7 @@ class SetDecoderConfig(Config):
     Attributes:
         channels: number of channels of the feature map.
         num_classes: number of object classes, not counting "no object".
-        num_queries: number of queries, and so the maximum number of objects that can be detected in an image.
+        num_queries: number of queries, which is the maximum number of objects that can be detected in an image.
         embed_dim: width of the hidden states, a multiple of 4.
         num_heads: number of heads in each attention module; divides ``embed_dim``.
         num_encoder_layers, num_decoder_layers: number of layers in each stack.
@@ -247,8 +247,8 @@ class SetDecoderConfig(Config):
         attention_dropout_p: dropout of attention weights, in training only.
 
     Raises:
-        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, or an unknown name.
-        TypeError: a value of the wrong type.
+        ValueError: a size is below 1, ``num_heads`` does not divide ``embed_dim``, or a name is unknown.
+        TypeError: a value has the wrong type.
     """
 
     channels: int

@@ -132,8 +132,8 @@ class Decoder(SavedText):
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: a wrong shape, a token outside the vocabulary, or, with learned positions, a sequence longer
-                than ``max_len``.
+            ValueError: the shape is wrong, a token is outside the vocabulary or, with learned positions, the sequence
+                is longer than ``max_len``.
         """
         all_positions = {"positions": positions, "rotary_positions": rotary_positions}
         return self.logits(self.hidden(tokens, mask=mask, cache=cache, **all_positions))

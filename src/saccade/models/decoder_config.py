@@ -33,7 +33,7 @@ class LayerPattern:
         uses_experts: whether the layer has a mixture of experts, if the config has ``num_experts``.
 
     Raises:
-        ValueError, TypeError: a value of the wrong type or out of range.
+        ValueError, TypeError: a value has the wrong type or is out of range.
     """
 
     mask: Mask | None = None
@@ -61,8 +61,8 @@ class DecoderConfig(TextConfig):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary.
-        max_len: length of the longest sequence: a hard limit if position embeddings are learned, and the length of the
-            training sequences if not.
+        max_len: length of the longest sequence. With learned position embeddings, it is a hard limit; without, it is
+            the length of the training sequences.
         embed_dim: width of the hidden states.
         num_heads: number of query heads per layer; divides ``embed_dim``.
         num_layers: number of layers.
@@ -74,12 +74,12 @@ class DecoderConfig(TextConfig):
             convolution.
         attention_scale, softcap: options of the scores; see `saccade.AttentionMatrix`.
         mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; None for all. Later
-            tokens are always hidden; see `causal_mask`.
+            tokens are always masked; see `causal_mask`.
         position_encoding: ``"rotary"``, ``"alibi"``, ``"learned"`` or ``"relative"``. With ``"relative"``, each head
             adds a vector for each distance below ``max_len`` to its keys; see `saccade.positions.ShawKeys`.
         rotary_base, rotary_scaling, rotary_layout: options of rotary positions; see `saccade.positions.Rotary`.
-        layers: the masks and rotary positions of layers that differ, repeated in this order up to ``num_layers``;
-            ``mask`` and ``rotary_scaling`` must then be None. If None, all layers are alike.
+        layers: the patterns of the layers if they differ, repeated in this order up to ``num_layers``; ``mask`` and
+            ``rotary_scaling`` must then be None. If None, all layers are alike.
         kv_layers: for each layer, the index of the layer whose keys and values it reads: its own index, or that of an
             earlier layer with its own keys and values (as in Gemma 3n); see `saccade.nn.SharedKeyAttention`. If None,
             each layer has its own keys and values.
@@ -102,8 +102,8 @@ class DecoderConfig(TextConfig):
         end_tokens: tokens that end a sequence; pass them to `generate`.
 
     Raises:
-        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, or an unknown name.
-        TypeError: a value of the wrong type.
+        ValueError: a size is below 1, ``num_heads`` does not divide ``embed_dim``, or a name is unknown.
+        TypeError: a value has the wrong type.
     """
 
     num_layers: int
@@ -180,7 +180,7 @@ class DecoderConfig(TextConfig):
             raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
 
     def _check_kv_layers(self, kv_layers: tuple[int, ...]) -> None:
-        """Raise an error unless each layer reads its own keys and values, or those of an earlier layer with its own."""
+        """Raise an error unless each layer has its own keys and values, or reads those of an earlier layer that has."""
         rule = f"be {self.num_layers} indices, each of its own layer or of an earlier one that reads its own"
         is_right = isinstance(kv_layers, tuple) and len(kv_layers) == self.num_layers and are_integers(kv_layers)
         if not is_right or not all(
@@ -209,7 +209,7 @@ class DecoderConfig(TextConfig):
 
     @property
     def layer_patterns(self) -> tuple[LayerPattern, ...]:
-        """The mask and rotary positions of every layer. All masks are causal."""
+        """The `LayerPattern` of every layer. All masks are causal."""
         patterns = self.own_patterns
         each = [patterns[index % len(patterns)] for index in range(self.num_layers)]
         return tuple(dataclasses.replace(pattern, mask=_causal(pattern.mask)) for pattern in each)

@@ -30,7 +30,7 @@ _VALID = ShapeSpec("valid [batch, H, W]")
 
 
 class _Features(NamedTuple):
-    """The inputs of the detector's encoder: a feature map as tokens, position vectors and a mask that hides padding."""
+    """The inputs of the detector's encoder: a feature map as tokens, position vectors and a padding mask."""
 
     tokens: Tensor
     encoding: Tensor
@@ -194,7 +194,7 @@ class SetDecoder(Pretrained):
         ]
 
     def _features(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Compute the inputs of the detector's encoder: tokens, position vectors and a mask that hides padding."""
+        """Compute the inputs of the detector's encoder: tokens, position vectors and a padding mask."""
         if self.backbone is None:
             features = images
         else:

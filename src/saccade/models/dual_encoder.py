@@ -49,7 +49,7 @@ class DualEncoder(PretrainedText):
         log_scale: natural logarithm of the learned factor τ, which starts at 1 / 0.07.
 
     Raises:
-        TypeError: a part of the wrong type, or a size that is not an int.
+        TypeError: a part has the wrong type, or ``embed_dim`` is not an int.
 
     Cost: a forward pass through both encoders, and one dot product for each pair.
 
@@ -163,7 +163,7 @@ class DualEncoder(PretrainedText):
     def embed_texts(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
         """Return a unit vector for each text in the space shared with images, ``[texts, embed_dim]``.
 
-        The arguments are those of `similarity`.
+        The arguments are as in `similarity`.
         """
         ends = self._ends(tokens)
         hidden = self.text_encoder.hidden(tokens, mask=mask, positions=positions)

@@ -134,7 +134,7 @@ class Encoder(SavedText):
             Tokens, int64 ``[batch, len]``, padded on the right, and the length of each sentence without padding.
 
         Raises:
-            TypeError: a single string instead of a list of strings.
+            TypeError: ``sentences`` is a string instead of a list of strings.
             ValueError: the model has no tokenizer, there is no sentence, or a sentence exceeds ``config.max_len``
                 tokens.
         """

@@ -106,7 +106,7 @@ class EncoderDecoder(SavedText):
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: a wrong shape, a token outside the vocabulary, or batches of different sizes.
+            ValueError: a shape is wrong, a token is outside the vocabulary, or the batch sizes differ.
         """
         conditioned = self.given(source, source_positions=source_positions)
         return conditioned(tokens, mask=mask, positions=positions, cache=cache)
@@ -259,7 +259,7 @@ def _position(config: EncoderDecoderConfig) -> nn.Module | None:
 
 
 def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
-    """Build the arguments that encoder layers and decoder layers have in common."""
+    """Build the arguments that the constructors of encoder layers and decoder layers have in common."""
     dim, heads = config.embed_dim, config.num_heads
     rotary = Rotary(dim // heads) if config.position_encoding == "rotary" else None
     return {
@@ -275,7 +275,7 @@ def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """Build the final norm of a pre-norm encoder or decoder, or return None if layers are post-norm."""
+    """Build the norm at the end of the model's encoder or decoder; None if the config says post-norm."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps)

@@ -68,12 +68,12 @@ class DetectionLoss(NamedTuple):
 
 
 def generalized_iou(boxes: Tensor, others: Tensor) -> Tensor:
-    r"""Return the generalized intersection over union of boxes, from -1 (disjoint and far apart) to 1 (equal).
+    r"""Return the generalized intersection over union of boxes, from -1 (far apart) to 1 (equal).
 
     .. math:: \frac{|A \cap B|}{|A \cup B|} - \frac{|C| - |A \cup B|}{|C|}
 
-    where C is the smallest box around both. Unlike plain IoU, it distinguishes near from far boxes even if they are
-    disjoint.
+    where C is the smallest box around both. Unlike plain IoU, it is larger for nearby boxes than for distant ones even
+    if they are disjoint.
 
     Args:
         boxes, others: ``[..., 4]``, broadcastable: centre, width and height.
@@ -118,7 +118,8 @@ def match_sets(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: incompatible shapes, an unknown class, more objects than queries, or NaN or infinity.
+        ValueError: shapes are incompatible, a class is unknown, there are more objects than queries, or a value is NaN
+            or infinite.
         ImportError: scipy is not installed.
 
     Cost: O(num_queries ** 3) worst-case time for each image, on the CPU.

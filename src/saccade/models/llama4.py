@@ -60,7 +60,7 @@ class Llama4Text(LlamaRelative):
         }
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        """Return the weights, with the stacked weights of the experts split into one matrix for each expert."""
+        """Return the checkpoint's weights, with the stacked weights of the experts split into one matrix each."""
         cleaned = dict[str, Tensor]()
         for name, x in super().clean_weights(weights, config).items():
             layer, experts, part = name.partition(_EXPERTS)

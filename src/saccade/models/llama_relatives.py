@@ -179,7 +179,7 @@ class Gemma3(Gemma2):
             return config
         if kind in settings:
             return {**config, "rope_parameters": settings[kind]}
-        if kind == "sliding_attention":  # in older files, scaling is for the other layers only
+        if kind == "sliding_attention":  # in older files, scaling applies only to layers without a window
             return {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
         return {**config, "rope_theta": config.get("rope_theta", 1_000_000.0)}
 

@@ -64,7 +64,7 @@ def _text_boundaries(mask: object) -> list[Documents | Padding]:
 
 
 def check_targets(targets: object, tokens: Tensor, vocab_size: int) -> None:
-    """Raise an error unless targets are int64 in the shape of the tokens, each from 0 to ``vocab_size - 1`` or -100.
+    """Raise an error unless targets are int64 with the tokens' shape, each from 0 to ``vocab_size - 1`` or -100.
 
     Values are checked on the CPU only; on other devices, torch itself raises an error for wrong values.
     """

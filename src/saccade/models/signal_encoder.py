@@ -31,7 +31,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
     Args:
         channels: number of values per sample: 1 for a waveform, 80 for a mel spectrogram.
         embed_dim: width of the frames.
-        num_heads: divides ``embed_dim``; the width of a head must be even.
+        num_heads: number of attention heads; divides ``embed_dim``, and the width of a head must be even.
         num_layers: number of layers.
         mask: which frames a frame may attend to: ``masks.Window(64, 64)``, or the causal ``masks.sliding_window(128)``.
         strides: the strides of the convolutions; each shortens the signal by this factor.
@@ -44,7 +44,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
         stack: the layers, an `EncoderStack`.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, a signal with the wrong shape or dtype, or lengths beyond its end.
+        ValueError, TypeError: sizes are incompatible, the signal has the wrong shape or dtype, or a length exceeds it.
 
     Cost: linear in the length if the mask is local.
 
@@ -90,7 +90,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
             nn.Conv1d(*sizes, kernel_size, stride)
             for sizes, stride in zip(itertools.pairwise(widths), self.strides, strict=True)
         )
-        # numbers of zeros before and after the signal
+        # numbers of zeros to add before and after the signal
         self._padding = (kernel_size - 1, 0) if mask.is_causal else (kernel_size // 2, kernel_size // 2)
         hidden_dim = 4 * embed_dim if feed_forward_dim is None else feed_forward_dim
         layers = (_layer(embed_dim, num_heads, mask, hidden_dim, dropout_p) for _ in range(num_layers))
@@ -130,7 +130,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
     def _frames_of(self, signal: Tensor, lengths: Sequence[int] | Tensor | None) -> tuple[Tensor, Padding | None]:
         """Check a signal, and apply the convolutions.
 
-        Return the frames, ``[batch, frames, embed_dim]``, and a mask that hides their padding, or None if there are no
+        Return the frames, ``[batch, frames, embed_dim]``, and their padding mask, which is None if there are no
         ``lengths``.
         """
         sizes = _SIGNAL.check(signal, channels=self.channels)

@@ -1,4 +1,4 @@
-"""The warning for text that is longer than a model's training sequences, where rotary positions are untrained."""
+"""Warn if a text is longer than a model's training sequences, because rotary positions are untrained there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def warn_beyond(trained: int, end: int, mask: Mask, cache: Cache | None) -> bool
 
 
 def longest_reach(mask: Mask, length: int) -> int:
-    """Return the largest number of tokens from a query back to a visible key, including both.
+    """Return the largest number of tokens from a visible key to its query, including both.
 
     It is exact for windows, segments and documents, and an upper bound for all other masks.
     """
@@ -61,7 +61,7 @@ def longest_reach(mask: Mask, length: int) -> int:
 
 
 def _limits_distances(cache: Cache | None) -> bool:
-    """Return whether all layers number positions within their caches, so that no distance exceeds the cache size."""
+    """Return whether all layers count positions within their caches, so that no distance exceeds the cache size."""
     if cache is None:
         return False
     return all(isinstance(layer, SinkWindowCache) and layer.rotary is not None for layer in cache.flat)

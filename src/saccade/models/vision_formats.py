@@ -122,7 +122,7 @@ class ViT(VisionFormat):
 
 
 def _pair(size: Any) -> tuple[int, ...]:
-    """Return the height and width of images or patches, where a single number in config.json stands for both.
+    """Return the height and width of images or patches; a single number in config.json stands for both.
 
     If the size is None, return an empty tuple.
     """

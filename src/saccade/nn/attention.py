@@ -62,7 +62,7 @@ class MultiHeadAttention(AttentionLayer):
             :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`. The gate does not affect the matrices.
 
     Raises:
-        ValueError: sizes that do not divide evenly, or inputs of the wrong width.
+        ValueError: sizes do not divide evenly, or inputs have the wrong width.
 
     Cost: four projections (five with a gate), plus the mechanism.
 
@@ -138,8 +138,8 @@ class MultiHeadAttention(AttentionLayer):
 
         Args:
             query: ``[batch, q_len, embed_dim]``, or a nested tensor. Each item of a nested tensor attends only to
-                itself; all inputs are then nested, positions and cache are None, and the output is nested in the same
-                way.
+                itself; all inputs must then be nested, positions and cache must be None, and the output is nested in
+                the same way.
             key: ``[batch, kv_len, context_dim]``; the query if None.
             value: ``[batch, kv_len, context_dim]``; the key if None.
             mask: a mask for this batch, as in `saccade.attention`; combined with the module's own mask by ``&``.

@@ -1,4 +1,4 @@
-"""Checks of the sizes and inputs of attention layers."""
+"""Validate the sizes and inputs of attention layers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ class AttentionPool(ArgumentHints, Layer):
         num_heads: number of attention heads; None for no heads and no projections.
         num_queries: number of learned queries; None for one query and a result without a query axis.
         query_dim: width of queries that are passed with each call; None for learned queries.
-        mechanism: computes the attention weights with its score; `saccade.mechanisms.Softmax` if None.
+        mechanism: computes the attention weights; its score compares tokens with the query.
+            `saccade.mechanisms.Softmax` if None.
         dropout_p: dropout of the weights, in training only.
         output_projection: whether the multi-head attention has an output projection. If not, the heads are only
             concatenated.
@@ -44,8 +45,8 @@ class AttentionPool(ArgumentHints, Layer):
         query: the learned queries, ``[num_queries or 1, width]``, or None.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, a query passed to a layer with learned queries, or no query passed to
-            a layer without them.
+        ValueError, TypeError: the sizes are incompatible, a query is passed to a layer with learned queries, or no
+            query is passed to a layer without them.
 
     Cost: O(len · embed_dim) for each query, plus the score.
 

@@ -24,7 +24,7 @@ from saccade.support.validation import check_bool
 class DecoderLayer(ResidualLayer):
     """A decoder layer: self-attention, cross-attention to a context, and a feed-forward network.
 
-    Without ``cross_attention``, this is the layer of a language model. The layer does not hide later tokens itself:
+    Without ``cross_attention``, this is the layer of a language model. The layer does not mask later tokens itself:
     build the attention with ``mask=masks.Causal()`` or another causal mask, or pass a causal mask with each call.
 
     Args:
@@ -42,9 +42,9 @@ class DecoderLayer(ResidualLayer):
         attention_part_norm, feed_forward_part_norm: the norms after the parts, if there are also norms before them.
 
     Raises:
-        TypeError: a part of the wrong kind.
-        ValueError: parts of different widths or an unknown norm; in calls, ``context`` without cross-attention, or
-            cross-attention without ``context``.
+        TypeError: a part has the wrong type.
+        ValueError: the parts have different widths, or the norm is unknown; in a call, there is a ``context`` without
+            cross-attention, or cross-attention without a ``context``.
 
     Example:
         >>> import torch

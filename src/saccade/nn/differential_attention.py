@@ -32,9 +32,9 @@ class DifferentialAttention(MultiHeadAttention):
         num_kv_heads, context_dim, mask, dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
 
     Raises:
-        ValueError: sizes that do not divide evenly, or inputs of the wrong width.
+        ValueError: sizes do not divide evenly, or inputs have the wrong width.
 
-    Cost: that of a `MultiHeadAttention` with the same number of heads, plus a second matrix product.
+    Cost: as for a `MultiHeadAttention` with the same number of heads, plus a second matrix product.
 
     Example:
         >>> from saccade.masks import Causal
@@ -96,7 +96,7 @@ class _EachHalf(nn.Module):
     def forward(self, x: Tensor, positions: range | Tensor) -> Tensor:
         """Rotate both halves of each differential head, ``[batch, heads, len, 2 * head_dim]``.
 
-        The arguments are those of `saccade.positions.Rotary`.
+        The arguments are as in `saccade.positions.Rotary`.
         """
         both = x.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
         return self.rotary(both, positions).unflatten(1, (-1, 2)).transpose(2, 3).flatten(-2)

@@ -96,7 +96,7 @@ class EncoderLayer(ResidualLayer):
     Args:
         attention: a `MultiHeadAttention`, `LatentAttention` or `DifferentialAttention`.
         feed_forward: a `FeedForward`, or any module that maps ``[batch, len, embed_dim]`` to the same shape.
-        norm: ``"layer"``, ``"layer_without_bias"`` or ``"rms"`` (root mean square, without a mean or a bias).
+        norm: ``"layer"``, ``"layer_without_bias"`` or ``"rms"`` (root mean square: no mean is subtracted, no bias).
         norm_eps: added to the variance in the norms.
         norm_first: whether norms come before each part (as in most current models) or after each sum (as in the paper).
         dropout_p: dropout of the output of each part, in training only.
@@ -105,8 +105,8 @@ class EncoderLayer(ResidualLayer):
         attention_norm, feed_forward_norm: the norms, which can be replaced by any module.
 
     Raises:
-        TypeError: a part of the wrong kind.
-        ValueError: parts of different widths, or an unknown norm.
+        TypeError: a part has the wrong type.
+        ValueError: the parts have different widths, or the norm is unknown.
 
     Example:
         >>> import torch

@@ -51,7 +51,7 @@ class FeedForward(ArgumentHints, Layer):
         projection_bias: whether the linear layers have a bias.
 
     Raises:
-        ValueError: a size below 1, an unknown activation, or a probability outside [0, 1).
+        ValueError: a size is below 1, the activation is unknown, or the probability is outside [0, 1).
         TypeError: ``gated`` or ``projection_bias`` is not a bool.
 
     Cost: ``4 * embed_dim * hidden_dim`` FLOPs per token, or 1.5 times as many if gated.

@@ -41,14 +41,15 @@ class ForgettingAttention(MultiHeadAttention):
         dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
 
     Attributes:
-        forget_projection: computes the gates before the sigmoid, one for each head. Its bias starts so
-            that weights fall to 1/e within 2 tokens in the first head and 1,024 in the last, spaced logarithmically.
+        forget_projection: computes the gates before the sigmoid, one for each head. Its bias is initialised so that
+            weights fall to 1/e within 2 tokens in the first head and within 1,024 in the last, with logarithmic spacing
+            in between.
 
     Raises:
-        ValueError: sizes that do not divide evenly, inputs of the wrong width, or a key other than the query.
+        ValueError: sizes do not divide evenly, inputs have the wrong width, or the key is not the query.
         UnsupportedError: nested tensors, or a bias.
 
-    Cost: that of `MultiHeadAttention` with a bias, plus a projection to ``num_heads`` channels. For each key head, a
+    Cost: as for `MultiHeadAttention` with a bias, plus a projection to ``num_heads`` channels. For each key head, a
     cache stores one more channel per query head.
 
     Example:

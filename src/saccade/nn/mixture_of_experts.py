@@ -27,7 +27,7 @@ class MixtureOfExperts(ArgumentHints, Layer):
         activation: see `FeedForward`. The networks are gated and have no biases.
 
     Raises:
-        ValueError: a size below 1, more chosen experts than there are, or an unknown activation.
+        ValueError: a size is below 1, ``num_chosen`` exceeds ``num_experts``, or the activation is unknown.
 
     Cost: ``6 * embed_dim * hidden_dim * (1 + num_chosen)`` FLOPs per token. Experts run one after another, each on the
     tokens that chose it. If values cannot be read (``torch.compile``, ``torch.export``, ``torch.func``), all experts
@@ -71,7 +71,7 @@ class MixtureOfExperts(ArgumentHints, Layer):
                 out = out + expert(tokens * weights[:, column, None])
         elif not is_readable(tokens):
             table = torch.zeros_like(weights[:, :1]).expand(-1, self.num_experts).scatter(1, chosen, weights)
-            for number, expert in enumerate(self.experts):  # an expert of the input 0 returns 0
+            for number, expert in enumerate(self.experts):  # an expert returns 0 for the input 0
                 out = out + expert(tokens * table[:, number, None])
         else:
             for number, expert in enumerate(self.experts):

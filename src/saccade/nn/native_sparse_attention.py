@@ -46,8 +46,8 @@ class NativeSparseAttention(AttentionLayer):
         projection_bias: whether the projections of queries, keys, values and output have a bias.
 
     Raises:
-        TypeError: a mechanism of another type.
-        ValueError: sizes that do not divide evenly, or inputs of the wrong width.
+        TypeError: the mechanism is not a NativeSparse.
+        ValueError: sizes do not divide evenly, or inputs have the wrong width.
         UnsupportedError: a bias, a mask other than Causal and padding on the right, or positions with gaps, such as
             those of a ragged batch.
 

@@ -22,8 +22,8 @@ class QKNorm:
         across: ``"head"`` for a norm over the channels of each head, with weights that all heads share (Qwen3, Gemma
             3), or ``"all_heads"`` for one norm over the channels of all heads (OLMo 2).
         eps: added to the mean square.
-        learned: whether the norms have weights. Without weights, norms over single heads make scores proportional to
-            cosines.
+        learned: whether the norms have weights. Without weights, norms over the channels of each head make scores
+            proportional to cosines.
         after_rotary: whether queries and keys are normalized after the rotary rotation (Hunyuan) instead of before it.
             The two differ only if the norms have weights.
 
@@ -49,7 +49,7 @@ class QKNorm:
             check_choice("across", self.across, ("head",), hint="after the rotation, each head is normed separately")
 
     def make(self, num_heads: int, head_dim: int) -> nn.RMSNorm:
-        """Build the norm of queries or keys with ``num_heads`` heads."""
+        """Build the norm for queries or keys with ``num_heads`` heads."""
         width = head_dim if self.across == "head" else num_heads * head_dim
         return nn.RMSNorm(width, self.eps, elementwise_affine=self.learned)
 

@@ -179,7 +179,7 @@ class Recurrence(RecurrentLayer):
     adds a learned multiple of its values, which is not part of the matrix.
 
     With `Mamba3`, queries and keys are divided by their root mean square instead, and get a learned bias, initially 1.
-    Steps are those of `SSD`, λ is a sigmoid, a log decay is minus the step times a softplus, and the angles, which all
+    Steps are as in `SSD`, λ is a sigmoid, a log decay is minus the step times a softplus, and the angles, which all
     heads share, are π times a tanh, times the step. With `RWKV7`, removal keys are the keys times a learned vector,
     scaled to norm 1, rates are sigmoids, and log decays are sigmoids times -exp(-1/2). RWKV-7's token shifts and its
     mixing of values with those of the first layer are not included.
@@ -201,8 +201,8 @@ class Recurrence(RecurrentLayer):
 
     Raises:
         TypeError: the mechanism has an unsupported type.
-        ValueError: sizes that do not divide evenly, a decay for a mechanism that defines one, or inputs of the wrong
-            width.
+        ValueError: sizes do not divide evenly, a decay is passed for a mechanism that defines one, or inputs have the
+            wrong width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
     Cost: O(n * head_dim ** 2) for each head and step, five projections (two more for each further step of

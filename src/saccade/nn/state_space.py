@@ -28,7 +28,7 @@ class StateSpace(RecurrentLayer):
         projection_bias: whether the output projection has a bias.
 
     Raises:
-        ValueError: sizes out of range, or inputs of the wrong width.
+        ValueError: a size is out of range, or inputs have the wrong width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
     Cost: O(n log n) for each channel, and one projection.

@@ -121,7 +121,7 @@ class RowAttention(TableAttention):
         pair_norm, bias_projection: layers for the pairs, or None.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, pairs without ``pair_dim``, or ``pair_dim`` without pairs.
+        ValueError, TypeError: the sizes are incompatible, or only one of pairs and ``pair_dim`` is passed.
 
     Cost: O(batch · rows · columns² · embed_dim) time. The bias has ``batch · num_heads · columns²`` elements,
     regardless of the number of rows, and the full matrices are never stored.
@@ -190,7 +190,7 @@ class ColumnAttention(TableAttention):
         num_heads: number of heads; must divide ``embed_dim``.
 
     Raises:
-        ValueError, TypeError: incompatible sizes.
+        ValueError, TypeError: the sizes are incompatible.
 
     Cost: O(batch · columns · rows² · embed_dim) time. The full matrices are never stored.
 
@@ -252,7 +252,7 @@ class TriangleAttention(TableAttention):
         around: the node that the pairs share: "start" (pairs of a row) or "end" (pairs of a column).
 
     Raises:
-        ValueError, TypeError: incompatible sizes.
+        ValueError, TypeError: the sizes are incompatible.
 
     Cost: O(batch · n³ · embed_dim) time and O(batch · n² · (embed_dim + num_heads)) memory.
 

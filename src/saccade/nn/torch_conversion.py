@@ -53,7 +53,7 @@ def from_torch(module: nn.TransformerEncoder, *, batch_first: Literal[True] | No
 @overload
 def from_torch(module: nn.TransformerDecoder, *, batch_first: Literal[True] | None = None) -> DecoderStack: ...
 def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -> nn.Module:
-    """Convert a torch.nn module to one of ours, with copied weights and equal outputs.
+    """Convert a torch.nn module to our equivalent module, with copied weights and equal outputs.
 
     =========================== ====================
     ``nn.MultiheadAttention``   `MultiHeadAttention`
@@ -108,16 +108,17 @@ def to_torch(module: EncoderStack) -> nn.TransformerEncoder: ...
 @overload
 def to_torch(module: DecoderStack) -> nn.TransformerDecoder: ...
 def to_torch(module: nn.Module) -> nn.Module:
-    """Convert one of our modules to torch.nn (``batch_first=True``), with copied weights and equal outputs.
+    """Convert one of our modules to torch's module (``batch_first=True``), with copied weights and equal outputs.
 
-    See the table in `from_torch`. If several query heads share a key and value head, it is copied for each of them.
+    See the table in `from_torch`. A key and value head that several query heads share is copied for each of them.
 
     Raises:
         TypeError: this type of module is not supported.
         UnsupportedError: torch's module lacks a feature of ours. Every reason is listed. The possible reasons are a
-            mask in the module, rotary positions, norms of queries and keys, heads of another width, a mechanism other
-            than plain softmax, a gate, norms other than ``nn.LayerNorm`` or after the parts, parallel parts, a decoder
-            layer without cross-attention, biases in only some parts, and a subclass that overrides ``forward``.
+            mask in the module, rotary positions, norms of queries and keys, a ``head_dim`` other than ``embed_dim /
+            num_heads``, a mechanism other than plain softmax, a gate, norms other than ``nn.LayerNorm`` or after the
+            parts, parallel parts, a decoder layer without cross-attention, biases in only some parts, and a subclass
+            that overrides ``forward``.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
     check_type("module", module, _SACCADE_MODULES, rule)

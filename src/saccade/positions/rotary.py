@@ -241,7 +241,7 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Rotate the first channels of queries or keys by the factors of `paired`; all further channels are unchanged."""
+    """Rotate the first channels of queries or keys by the factors from `paired`; all other channels are unchanged."""
     rotary_dim = cos.shape[-1]
     part = x if rotary_dim == x.shape[-1] else x[..., :rotary_dim]
     wide = part.to(cos.dtype)

@@ -77,7 +77,7 @@ class NTK(Scaling):
     `NTK.at_length` matches ``"dynamic"`` in transformers for a sequence of that length that is processed in one run.
 
     Args:
-        factor: at least 1.
+        factor: divisor of the lowest frequency, at least 1.
 
     Raises:
         ValueError: ``factor`` is not a finite number of at least 1; on use, there are fewer than four channels.

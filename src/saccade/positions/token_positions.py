@@ -212,7 +212,7 @@ class Positions:
         return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
 
     def on(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the positions as an int64 tensor ``[batch | 1, len]`` on a device; a range defaults to the CPU."""
+        """Return the positions as an int64 tensor ``[batch | 1, len]`` on a device (for a range, the CPU if None)."""
         run = self.run
         if run is None:
             assert self.table is not None

@@ -1,4 +1,4 @@
-"""Matrices derived from recorded ones: selected heads of a matrix, or the concatenated rows of several calls."""
+"""Matrices derived from recorded matrices: selected heads, or the concatenated rows of several calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALLED_AS = "record"  # in errors
 
 
 class OfCall(DerivedMatrix):
-    """Base class of matrices that wrap the matrix of a call and have its queries and keys."""
+    """A base class of matrices that wrap the matrix of a call and have its queries and keys."""
 
     def over(self, change: Callable[[Matrix], Matrix]) -> Matrix:
         """Return a copy in which ``change`` was applied to each matrix that was built for the call."""
@@ -154,7 +154,7 @@ class JoinedMatrices(DerivedMatrix):
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
-    """Return a matrix with selected heads of a matrix, in the order of ``heads``.
+    """Return a matrix with only the selected heads of a matrix, in the order of ``heads``.
 
     Args:
         matrix: the matrix with all heads.

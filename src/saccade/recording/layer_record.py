@@ -199,7 +199,7 @@ class Run:
             UnsupportedError: a statistic has no baseline (such as the largest logit), or its baseline was not computed
                 while recording. Recording computes baselines of statistics with one number per query, key or head.
 
-        Cost: none for recorded baselines; otherwise that of the statistics. See `saccade.Matrix.uniform`.
+        Cost: none for recorded baselines; otherwise the same as for the statistics. See `saccade.Matrix.uniform`.
         """
         check_statistics(statistics)
         if self._stored is not None:

@@ -58,7 +58,7 @@ class Recording(Mapping[str, Run]):
 
     @property
     def gradients(self) -> Gradients:
-        """Gradients of the loss with respect to each layer's attention weights in its last run, after backward.
+        """Gradients of the loss with respect to each layer's attention weights in its last run.
 
         They require ``record(..., keep="gradients")``. ``saccade.matrix.ElementwiseProduct(run.matrix, gradient)`` is
         attention times gradient; `saccade.statistics` accepts both.
@@ -114,7 +114,7 @@ class Recording(Mapping[str, Run]):
         Raises:
             UnsupportedError: no statistic with a number for each head was recorded.
 
-        Cost: that of `Run.summary` for each run.
+        Cost: the same as `Run.summary` for each run.
 
         Example:
             >>> from torch import nn
@@ -186,7 +186,7 @@ class Recording(Mapping[str, Run]):
 
         Raises:
             TypeError, ValueError: pairs are not pairs of words or tokens of the text, a word does not occur or occurs
-                several times, or the mask hides every pair.
+                several times, or every pair is masked.
             UnsupportedError: queries and keys were not recorded (``keep="qk"``).
 
         Cost: the rows of the query tokens in each layer, O(tokens · kv_len) for each head; with "excess", one pass

@@ -132,7 +132,7 @@ def _baseline(run: Run, statistic: Statistic[Any, Any]) -> Any:
 
 
 def _mean(values: Tensor, seen: Tensor | None) -> Tensor:
-    """Return the mean over the queries that may attend to at least one key, or over all queries if ``seen`` is None."""
+    """Return the mean over queries that may attend to at least one key, or over all queries if ``seen`` is None."""
     values = values if values.is_floating_point() else values.double()
     if seen is None:
         return values.mean(-1)

@@ -22,7 +22,7 @@ CALLED_AS = "find"  # in errors
 Place = str | int | range
 """A word of the text, the index of its token, or the range of indices of its tokens."""
 RankBy = Literal["value", "excess"]
-"""How heads are ranked: by the attention between the words, or by its excess over the attention of an average query."""
+"""The measure that ranks heads: the attention between the words, or its excess over that of an average query."""
 
 
 class Link(NamedTuple):

@@ -132,7 +132,7 @@ def score_rows(scorer: BlockScorer, query: Tensor, summary: Tensor) -> Tensor:
     """Call `BlockScorer.score` for several rows and check the shape; return ``[batch, heads, rows, blocks]``.
 
     Args:
-        scorer: scores the blocks.
+        scorer: the scorer of the blocks.
         query: ``[batch, heads, rows, head_dim]``.
         summary: ``[batch, kv_heads, blocks, width]``.
     """

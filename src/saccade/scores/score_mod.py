@@ -32,7 +32,7 @@ class Modified(Score):
     Raises:
         TypeError: ``function`` is not a function, or ``score`` is not a score.
 
-    Cost: that of the `tiled` kernel, plus the function's passes over each tile. Memory is needed for a single tile.
+    Cost: as for the `tiled` kernel, plus the function's passes over each tile. Memory is needed for a single tile.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Multiply attention by its gradient, block by block; pairs that the mask hides are never computed."""
+"""Multiply attention by its gradient, block by block; masked pairs are never computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def product_blocks(
         keep_positive: whether to set negative entries of the product to 0.
         batch, head, rows: see `saccade.Matrix.blocks`.
 
-    Cost: that of the first matrix's blocks, and of the same entries of the second matrix.
+    Cost: computing the blocks of the first matrix, and the same entries of the second matrix.
     """
     for block in first.blocks(batch, head, rows):
         weights = block.weights * second.entries(block).to(block.weights.dtype)

@@ -73,8 +73,8 @@ def gradient_rollout(
 
     from the last layer down to the first, where :math:`N_l` scales each row to sum to 1. This is `rollout`, restricted
     to attention that raises the loss L. It does not depend on the scale of the gradients, so layers with small
-    gradients count as much as others. A row without a positive entry passes on only the residual stream. The shares of
-    each query sum to 1.
+    gradients count as much as other layers. A row without a positive entry passes on only the residual stream. The
+    shares of each query sum to 1.
 
     Args:
         matrices, gradients, queries: see `relevance`.

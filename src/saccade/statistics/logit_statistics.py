@@ -24,8 +24,8 @@ class LogitVariance(PerRow):
               \quad \text{at } \beta = 1
 
     Scores and log weights differ by a constant within a row, so both have this variance. It measures how fast entropy
-    falls when all scores are scaled up. It is 0 if all visible keys share the attention evenly, if one key gets all of
-    it, and for a row that attends to nothing.
+    falls when all scores are scaled up. It is 0 if all visible keys share the attention evenly, if one key gets all the
+    attention, and for a row that attends to nothing.
 
     Cost: about five operations per weight; O(q_len) memory.
 

@@ -22,7 +22,8 @@ class SinkMass(PerRow):
     """The sum of each query's weights on the first tokens, ``[batch, heads, q_len]``.
 
     Trained decoders put surplus attention on the first token. Under a causal mask, the first queries see few other keys
-    and put a large weight on it in any case, so compare the result with uniform attention, as `Matrix.summary` does.
+    and put a large weight on the first token in any case, so compare the result with uniform attention, as
+    `Matrix.summary` does.
 
     Args:
         sink_tokens: number of tokens that count as the sink, at positions 0 to ``sink_tokens - 1``.

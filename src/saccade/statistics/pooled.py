@@ -38,7 +38,7 @@ class Pooled(Statistic[_Cells, Tensor]):
             the attention of a typical query in one bin to the keys in another. Queries that attend to nothing do not
             count; a bin that contains only such queries is 0. "sum" adds over queries and keys. "max" is the largest
             weight of a cell (at least 0), so that thin diagonals and single keys stay visible. Use "mean" to compare
-            numbers and "max" to look at patterns.
+            values and "max" to look at patterns.
 
     Raises:
         TypeError, ValueError: ``bins`` is not an int of at least 1, or ``how`` is not "mean", "sum" or "max".

@@ -48,10 +48,10 @@ class Measure(NamedTuple):
 
     Attributes:
         name: name in tables and files.
-        unit: unit of the number.
+        unit: unit of the values.
         meaning: a short description.
         values: ``[batch, heads]``; NaN for a head whose queries attend to nothing.
-        uniform: the same number for uniform attention under the mask, ``[batch, heads]``; NaN if undefined.
+        uniform: the same statistic for uniform attention under the mask, ``[batch, heads]``; NaN if undefined.
     """
 
     name: str

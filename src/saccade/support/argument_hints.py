@@ -142,7 +142,7 @@ def _call_error(
     hints: Mapping[str, str],
     of_missing: Mapping[str, str],
 ) -> TypeError | None:
-    """Return the error for an unknown name, a surplus positional value or missing values; None if none applies."""
+    """Return the error for an unknown name, a surplus positional value or missing values; None if there is none."""
     known = [name for name in signature.parameters if name != "self"]
     for name in kwargs:
         if name not in known:

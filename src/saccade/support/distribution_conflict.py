@@ -1,4 +1,4 @@
-"""Detection of another distribution whose package is also called `saccade` and is installed in the same folder."""
+"""Detect another distribution whose package is also called `saccade` and installed in the same folder."""
 
 from __future__ import annotations
 

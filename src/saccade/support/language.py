@@ -68,7 +68,7 @@ def in_language(language: Language) -> Iterator[None]:
 
 
 def language_of(environment: Mapping[str, str]) -> Language:
-    """Return the language selected by LC_ALL, LC_MESSAGES and LANG; the first of these that is set decides.
+    """Return the language selected by the first of LC_ALL, LC_MESSAGES and LANG that is set.
 
     >>> language_of({"LANG": "zh_CN.UTF-8"}), language_of({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"})
     ('zh', 'en')
@@ -117,7 +117,7 @@ def one_line(words: str) -> str:
 
 
 def joined(parts: Iterable[str], words: str = "{first}; {others}") -> Message:
-    """Join messages into one, separated by semicolons unless ``words`` is another template. Skip empty parts."""
+    """Join messages into one, separated by semicolons unless ``words`` is a different template. Skip empty parts."""
     first, *others = [Message(part) for part in parts if part] or [Message("")]
     return Message(words, first=first, others=joined(others, words)) if others else first
 

@@ -1,4 +1,4 @@
-"""Hints for names from other libraries and papers. The `AttributeError` for such a name suggests our equivalent."""
+"""Hints for names from other libraries and papers: the `AttributeError` suggests saccade's name instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numerics: detection of NaN and infinity, and the dtypes of computations."""
+"""Detect NaN and infinity, and choose the dtypes of computations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def any_true(marks: Tensor) -> bool:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute in for tensors of ``dtype``: float64 for float64, and float32 for all others."""
+    """Return the dtype of computations with tensors of ``dtype``: float64 for float64, and float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

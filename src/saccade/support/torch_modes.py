@@ -46,8 +46,8 @@ def is_one_operation() -> bool:
 def is_recorded() -> bool:
     """Return whether ``make_fx`` records operations; `is_tracing` is False in that case.
 
-    It must record attention as one operation instead of the operations inside a kernel, which with fake tensors only
-    compute shapes.
+    Attention must be recorded as one operation, because with fake tensors, the operations inside a kernel only compute
+    shapes.
     """
     if is_tracing() or not num_dispatch_modes():
         return False
@@ -101,7 +101,7 @@ def count_vmaps() -> int:
 
 
 def can_hold(memory: Tensor, new: Tensor) -> bool:
-    """Return whether ``new`` can be written to ``memory``: every ``torch.func`` transform that wraps it wraps both."""
+    """Return whether ``new`` can be written to ``memory``: every ``torch.func`` transform of ``new`` wraps both."""
     return not is_transformed() or _levels(new) <= _levels(memory)
 
 

@@ -1,4 +1,4 @@
-"""Validation of arguments: integers, numbers, bools, choices, types, and shapes with named sizes.
+"""Validate arguments: integers, numbers, bools, choices, types, and shapes with named sizes.
 
 Each check returns the value, so it can be used where the value is first needed. A value of the wrong type raises a
 ``TypeError`` that is also a ``ValueError``, so one except clause catches every rejected argument.
@@ -141,7 +141,7 @@ def is_causal_bias(x: object) -> bool:
 
 
 def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
-    """Raise an error for a tensor subclass without memory, whose values only its own operations know.
+    """Raise an error for a tensor subclass without memory, whose values only its own operations can read.
 
     Subclasses from torch (`FakeTensor`, `DTensor`, functional tensors) are accepted, because they implement all
     operations.

@@ -68,8 +68,8 @@ def task_generator(seed: int, **sizes: int) -> torch.Generator:
 def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: int) -> Recall:
     """Generate passkey sequences: a marker and a key, hidden in repeated filler; a second marker asks for the key.
 
-    Token 0 is the marker, tokens 1 to 8 are filler, and a key consists of distinct other tokens. The marker at the end
-    is the question; the model must predict the key token by token.
+    Token 0 is the marker, tokens 1 to 8 are filler, and a key consists of distinct tokens other than these. The marker
+    at the end is the question; the model must predict the key token by token.
 
     Args:
         examples: number of sequences.

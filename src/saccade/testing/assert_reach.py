@@ -15,7 +15,7 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
 
     Args:
         model: a module or function that maps tokens or embeddings to output rows.
-        rule: a mask, or a mask as text; None reads the model's configuration. See `saccade.audit`.
+        rule: a mask, or a mask as text; if None, it is read from the model's configuration. See `saccade.audit`.
         kwargs: further arguments of `saccade.audit`.
 
     Returns:

@@ -37,15 +37,16 @@ class Case:
 
     Args:
         name: the name in reports and test ids.
-        mask: None allows every pair.
+        mask: the mask; if None, every pair is allowed.
         rule: the same mask as a function ``(b, h, q, kv) -> bool`` of plain ints, where q and kv are positions.
-            It is the reference, so that laws also detect mistakes in the mask. None uses ``mask.to_dense`` instead.
+            It is the reference, so that laws also detect mistakes in the mask. If None, ``mask.to_dense`` is used
+            instead.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
-        key_dim: width of the keys; None means the width of the queries, which most scores require.
+        key_dim: width of the keys; if None, the width of the queries, which most scores require.
         bias: shape of a random bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
         scale, softcap: options of the function, if not None.
         sink: whether each head has a sink with a random logit.
-        score: the score that compares queries and keys; None means the dot product.
+        score: the score that compares queries and keys; if None, the dot product.
         relative: a relative bias, a function of distances.
         q_positions, kv_positions: positions of tokens (-1 is padding), per item if nested. By default key j is at
             position j and query i at ``kv_len - q_len + i``.
@@ -183,7 +184,7 @@ def _item_positions(positions: Positions | None, b: int, default: range) -> list
 
 
 def seeded(build: Callable[[], _Module], seed: int = 0) -> _Module:
-    """Build a module and fill its parameters with seeded normal numbers, because zeros would hide mistakes."""
+    """Build a module and fill its parameters with seeded normal numbers; with zeros, mistakes could go unnoticed."""
     with torch.random.fork_rng(devices=()):
         module = build()
     generator = torch.Generator().manual_seed(seed)

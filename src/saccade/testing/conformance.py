@@ -65,8 +65,8 @@ def check(
         call: ``call(function, query, key, value, mask, **options)``, to call a function with a different calling
             convention.
         with_lse: a variant of the function that returns ``(out, lse)``, or None.
-        offers: the options that the function supports; it must refuse all others. None reads the options from the
-            signature, which builtins do not have. "relative" means that ``bias`` may also be a
+        offers: the options that the function supports; it must refuse all others. If None, the options are read from
+            the signature, which builtins do not have. "relative" means that ``bias`` may also be a
             `saccade.positions.Bias`. A signature cannot show this, so without "relative", no relative bias is tried.
         reasons: a function that takes the same arguments and returns the reasons why ``function`` cannot run them, or
             an empty tuple. Both functions must agree.
@@ -76,14 +76,14 @@ def check(
             "objects" passes it as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case
             has them. (A relative bias always comes with positions.)
         cases: the cases to try the laws on, or their names; `CASES` if None. Some laws define their own cases.
-        laws: the laws to try, or their names; if None, those that ``sizes`` chooses.
+        laws: the laws to try, or their names; if None, those that ``sizes`` selects.
         sizes: "small" for `LAWS`, on cases of a few tokens, where every entry is compared; "models" for `SIZE_LAWS`, at
-            the lengths and widths of real models; "all" for both. None means "all", or "small" if ``cases`` is set.
+            the lengths and widths of real models; "all" for both. If None, it is "all", or "small" if ``cases`` is set.
         dtypes: the dtypes of the inputs; some laws define their own dtypes.
         claims: claims about memory, which are tested in addition to the laws.
         device: the device of the inputs.
-        seed: seed for all values and for the sizes that laws draw. None draws a new seed for each run, so that no
-            function can know its inputs in advance. The report shows the seed, so that the run can be repeated.
+        seed: seed for all values and for the sizes that laws draw. If None, a new seed is drawn for each run, so that
+            no function can know its inputs in advance. The report shows the seed, so that the run can be repeated.
 
     Returns:
         A `Report`.

@@ -45,7 +45,7 @@ from saccade.testing.wrong_kernels import (
 
 
 def _items_a_token_apart(x: Tensor) -> Tensor:
-    """Return the tensor as read by a kernel that assumes each batch item to begin one token after the previous item."""
+    """Return the tensor as read by a kernel that assumes each batch item to begin one token after the previous one."""
     tokens = x.transpose(1, 2).flatten(0, 1)
     items = [tokens[start : start + x.shape[2]] for start in range(len(x))]
     return torch.stack(items).transpose(1, 2) if items else x

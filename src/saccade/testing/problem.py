@@ -27,11 +27,11 @@ class Problem:
         key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; keys and queries have the same width, unless
             the score accepts different widths.
         allowed: bool ``[batch, heads, q_len, kv_len]``, True = may attend.
-        mask: the allowed pairs as a mask object, for functions that take masks; None allows every pair.
+        mask: the allowed pairs as a mask object, for functions that take masks; if None, every pair is allowed.
         bias, scale, softcap: options of the function; None if not used.
         dropout_p: dropout probability. Its results are random, so laws test only whether it is accepted.
         sink_logit: ``[heads]``, the logits of the sink; None if not used.
-        score: the score that compares queries and keys; None means the dot product.
+        score: the score that compares queries and keys; if None, the dot product.
         relative: a relative bias, passed as ``bias``; a tensor ``bias`` replaces it.
         q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
         seed: the seed of all random values that a law draws for the problem.
@@ -166,7 +166,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """Return a decoding step with queries ``start`` to ``stop``, all keys up to ``stop``, and default positions."""
+        """Return one decoding step: queries ``start`` to ``stop``, all keys up to ``stop``, and default positions."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],

@@ -1,4 +1,4 @@
-"""`mutants`: random wrong kernels, each a `BlockedKernel` that makes one mistake for some inputs."""
+"""`mutants`: random wrong kernels, each a `BlockedKernel` that makes one mistake on some inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SIZE_CASES`, at the sizes of real models: block edges, widths, grouped heads, many documents, decoding.
+"""`SIZE_CASES`: test cases at the sizes of real models, for block edges, widths, grouped heads, documents, decoding.
 
 These cases have no rules in plain integers, so they do not reveal mistakes in the masks. The cases in `CASES` do.
 """

@@ -116,7 +116,7 @@ def previous_result() -> Kernel:
 
 
 def accumulating() -> Kernel:
-    """Return a kernel that adds 0 times the previous result to each result, so that a NaN spreads to later ones."""
+    """Return a kernel that adds 0 times the previous result to each result, so that a NaN spreads to later results."""
     buffers: dict[torch.Size, Tensor] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def unwritten(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def empty_splits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over two halves of the keys, and merge the results by lse even in rows that see no key."""
+    """Compute attention over two halves of the keys, and merge them using their lse even in rows that see no key."""
     half = k.shape[2] // 2
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.mT * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf)

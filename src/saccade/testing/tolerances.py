@@ -14,7 +14,7 @@ Quantity = Literal["output", "lse", "gradient"]
 
 
 class Tolerance(NamedTuple):
-    """The largest error of a result that counts as rounding, with the reason."""
+    """The largest error of a result that counts as rounding, and the reason for this limit."""
 
     limit: float
     reason: str
@@ -52,7 +52,7 @@ def tolerance(dtype: torch.dtype, quantity: Quantity) -> float:
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """Return the error of ``got`` for comparison with a tolerance, inf if an entry is NaN and 0 for empty tensors."""
+    """Return the error of ``got`` for comparison with a tolerance: inf if an entry is NaN, 0 for empty tensors."""
     if want.numel() == 0:
         return 0.0
     differences = difference(got, want)

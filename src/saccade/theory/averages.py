@@ -1,4 +1,4 @@
-"""Claims that attention computes averages: convex combinations, mean pooling, and the effect of dropout."""
+"""Claims about attention as an average: convex combinations, mean pooling, and the effect of dropout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claim about the output layer of a language model: the rank of its log-probabilities."""
+"""The claim that an output layer can give any distribution of the next token, although its logits have limited rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def output_layer(hidden: Tensor, embedding: Tensor) -> Tensor:
 
 
 def mixture_of_two(hidden: Tensor, embedding: Tensor) -> Tensor:
-    """Return the mean distributions of two output layers; the second reads the hidden states' entries in reverse."""
+    """Return the mean distributions of two output layers; the second reads each hidden state's entries in reverse."""
     return (output_layer(hidden, embedding) + output_layer(hidden.flip(1), embedding)) / 2
 
 

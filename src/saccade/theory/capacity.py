@@ -1,4 +1,4 @@
-"""Claim about capacity: the number of key-value pairs that a state of fixed size can store and recall."""
+"""The claim that a state of fixed size limits how many key-value pairs can be stored and recalled."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def recalled_by_one_number(keys: list[int], values: list[int], base: int) -> lis
 def _recall_accuracy(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
     """Return the share of values recalled on the task `saccade.tasks.mqar`; tokens are embedded as random unit vectors.
 
-    Every token has one vector as a key and another one as a value.
+    Every token has one vector as a key and a different one as a value.
     """
     task = mqar(1, 4 * pairs, pairs, vocab_size=4 * pairs + 1, seed=draw.integer())
     read = task.tokens[0, : task.context_len].reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Claim about tokens on the sphere under many layers of attention with skip connections."""
+"""The claim that tokens on the sphere gather in clusters under many layers of attention with skip connections."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def random_features_approximate_attention(
     """Random features approximate the weights of softmax attention."""
 
     def misplaced(width: int, length: float | None, directions: Tensor) -> float:
-        """Return the mean total variation distance of the estimated from the exact weights, for 64 queries and keys."""
+        """Return the mean total variation distance between estimated and exact weights, for 64 queries and keys."""
         query, key = draw.normal(64, width), draw.normal(64, width)
         if length is None:
             query, key = query / width**0.25, key / width**0.25

@@ -16,13 +16,13 @@ from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
 
 def contains_star(allowed: Tensor) -> bool:
-    """Return whether a mask contains a star graph, that is, self-loops and a token linked to all others both ways."""
+    """Return whether a mask contains a star graph, self-loops and a token linked to all others in both directions."""
     centres = allowed.all(0) & allowed.all(1)
     return bool(centres.any() and allowed.diagonal().all())
 
 
 def diameter(allowed: Tensor) -> int:
-    """Return the number of layers after which every token can depend on every other, the diameter of a mask's graph.
+    """Return the diameter of a mask's graph, the number of layers after which every token can depend on all others.
 
     The diameter is -1 if no number of layers is enough.
     """

@@ -1,4 +1,4 @@
-"""Claims that compare several attention heads with a single head."""
+"""Claims about attention heads: several heads compared with a single head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about the parts of layers: the heads of multi-head attention, and the sublayers of a decoder layer."""
+"""Claims about the definitions of layers: the heads of multi-head attention, and the sublayers of a decoder layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about linear attention: steps of gradient descent in the context, and equality with state-space models."""
+"""Claims about linear attention: in-context learning by gradient descent, and equality with state-space models."""
 
 from __future__ import annotations
 

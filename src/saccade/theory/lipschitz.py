@@ -1,4 +1,4 @@
-"""Claim that self-attention is Lipschitz."""
+"""The claim that self-attention is Lipschitz, tested by the norm of its Jacobian."""
 
 from __future__ import annotations
 

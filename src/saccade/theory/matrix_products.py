@@ -1,4 +1,4 @@
-"""Claims that attention is a matrix product, with a matrix that depends on the data."""
+"""Claims about attention as a matrix product, with a matrix that depends on the data."""
 
 from __future__ import annotations
 

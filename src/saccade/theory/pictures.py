@@ -21,7 +21,7 @@ from saccade.theory.information import gaussian_information, patterns
 from saccade.theory.paths import attending, convolutions, influence, lstm
 from saccade.theory.rank import weights_of
 from saccade.theory.related_methods import kalman_update
-from saccade.theory.scaling import inverse_root, movability
+from saccade.theory.scaling import inverse_root, sensitivity
 from saccade.theory.softmax import jacobian, jacobian_as_printed
 from saccade.theory.trained_layers import attentive, learned, neighbours, recall
 from saccade.theory.trained_models import TEXTS, ShareOfKeys, decoder_loss
@@ -35,12 +35,12 @@ _PURPLE, _RED, _GREEN, _GREY, _FILLED = *INKS[:3], GREY, "#efe9f4"
 
 
 def scaling() -> Figure:
-    """Draw how strongly weights react to scores as d_k grows, with and without the scale."""
+    """Draw how sensitive the weights are to the scores as d_k grows, with and without the scale."""
     draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
     medians_and_means = []
     for width in widths:
         scores = draw.normal(800, width).norm(dim=-1, keepdim=True) * draw.normal(800, 16)
-        plain, scaled = movability(scores), movability(scores * inverse_root(width))
+        plain, scaled = sensitivity(scores), sensitivity(scores * inverse_root(width))
         medians_and_means.append([float(x) for x in (scaled.median(), plain.mean(), plain.median())])
     figure, (axes,) = side_by_side(1, 4.6)
     columns = list(zip(*medians_and_means, strict=True))

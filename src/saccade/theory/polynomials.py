@@ -1,4 +1,4 @@
-"""Claim that attention with bounded entries is cheap to approximate: polynomial features replace the exponential."""
+"""The claim that attention with bounded entries is cheap to approximate, by polynomials instead of the exponential."""
 
 from __future__ import annotations
 

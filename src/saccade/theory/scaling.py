@@ -53,8 +53,8 @@ def softmax_naively(scores: Tensor) -> Tensor:
     return powers / powers.sum(-1, keepdim=True)
 
 
-def movability(scores: Tensor) -> Tensor:
-    """Return the trace of the Jacobian of softmax, 1 - |p|², which measures how strongly weights react to scores."""
+def sensitivity(scores: Tensor) -> Tensor:
+    """Return 1 - |p|², the trace of softmax's Jacobian, a measure of how sensitive the weights are to the scores."""
     return 1 - scores.softmax(-1).square().sum(-1)
 
 
@@ -173,10 +173,10 @@ def unscaled_gradients_vanish(
         scores = draw.normal(rows, width).norm(dim=-1, keepdim=True) * draw.normal(rows, keys)
         yield at_least(
             Message("scaled, d_k = {width}: median", width=width),
-            float(movability(scores * scale(width)).median()),
+            float(sensitivity(scores * scale(width)).median()),
             0.75,
         )
-        left = movability(scores * unscaled(width))
+        left = sensitivity(scores * unscaled(width))
         medians[width], means[width] = float(left.median()), float(left.mean())
     yield at_least("unscaled, d_k = 8: median, which has not vanished", medians[8], 0.5)
     yield at_most("unscaled, d_k = 1,024: median", medians[1024], 1.3e-4)
@@ -184,7 +184,7 @@ def unscaled_gradients_vanish(
     ratio = math.sqrt(1024 / 64) * means[1024] / means[64]
     yield equal("mean times √d_k, d_k = 1,024 against 64", ratio, 1.0, 0.35, "the law 1/√d_k")
     many = draw.normal(20, 16).norm(dim=-1, keepdim=True) * draw.normal(20, 100_000)
-    of_many = float(movability(many * unscaled(16)).median())
+    of_many = float(sensitivity(many * unscaled(16)).median())
     yield at_least("unscaled, d_k = 16, 100,000 keys: median, which has not vanished", of_many, 0.75)
     weights = (many * scale(16)).softmax(-1)
     steepest = float((weights * (1 - weights)).amax(-1).median())

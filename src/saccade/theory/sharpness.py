@@ -1,4 +1,4 @@
-"""Claim that softmax can put most weight on one of many keys, with a retrieval layer that is trained on few keys."""
+"""The claim that softmax can put most weight on one of many keys, tested with a retrieval layer trained on few keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def logarithmic(num_keys: int) -> float:
 
 
 def retrieval_weights(lengths: tuple[int, ...], factor: Callable[[int], float], seeds: int = 4) -> list[Tensor]:
-    """Train a layer to find one of 16 random unit keys, and return the weights that it gives to the right key.
+    """Train a layer to find one of 16 random unit keys, and return the weights that it gives to the correct key.
 
     The score is bilinear, q·Wk, and W is trained by 200 steps of Adam, for several seeds at once.
 
@@ -37,7 +37,7 @@ def retrieval_weights(lengths: tuple[int, ...], factor: Callable[[int], float], 
         seeds: number of training runs.
 
     Returns:
-        For each length, the weights of the right key in 256 tests, ``[seeds, 256]``.
+        For each length, the weights of the correct key in 256 tests, ``[seeds, 256]``.
     """
     width, generator = 16, Generator().manual_seed(0)
 

@@ -1,4 +1,4 @@
-"""Claims that dot products measure similarity, and that projections can align two codes of the same symbols."""
+"""Claims about similarity: dot products as its measure, and projections that align two codes of the same symbols."""
 
 from __future__ import annotations
 

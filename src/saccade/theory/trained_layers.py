@@ -75,7 +75,7 @@ def triples() -> Task:
 
 
 def both_from_one_sum(summed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits of two tokens, ``[..., 8]`` each, from 2/3 of the first one-hot plus 1/3 of the second.
+    """Return the logits of two tokens, ``[..., 8]`` each, from 2/3 of the first one-hot vector plus 1/3 of the second.
 
     The second token needs a relu layer, because entries of 1/3 and 1 indicate it, but an entry of 2/3 does not.
     """
@@ -91,7 +91,7 @@ def attentive(heads: int, scale: float | None = None) -> Layer:
 
     Args:
         heads: number of heads.
-        scale: the factor for the scores; None means 1/√d_k.
+        scale: the factor for the scores; 1/√d_k when None.
     """
 
     def mix(x: Tensor, weights: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def learned(
         rate: the initial learning rate, which falls to 0 along a cosine.
         seeds: number of training runs.
         width: the width of the tokens and the layer.
-        examples: size of the training set; None draws new examples in every step.
+        examples: size of the training set; if None, new examples are drawn in every step.
         activation: a function applied between the layer and the readout.
         start: a factor for the initial weights of the first of the layer's four matrices, the query projection.
     """
@@ -297,7 +297,7 @@ def several_heads_train_more_steadily(draw: Draw, *, layer: Callable[[int], Laye
 def attention_needs_much_data(
     draw: Draw, *, layer: Callable[[int], Layer] = attentive, other: Layer = convolution
 ) -> Measurements:
-    """Attention needs many training examples, more than other networks do."""
+    """Attention needs more training examples than other networks."""
 
     def near(layer: Layer, examples: int) -> float:
         run = learned(layer, triples(), steps=400, rate=0.01, examples=examples, activation=torch.relu)

@@ -258,7 +258,7 @@ class Parsed(NamedTuple):
 
 
 def sentences(count: int, half: int) -> list[Parsed]:
-    """Generate sentences like "the old cat, which was very hungry, ate the big red fish", from half of the words."""
+    """Generate sentences such as "the old cat, which was hungry, ate the big red fish" from one half of the words."""
     draw = random.Random(half)
     parsed = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Claim that transformers are universal: a hand-built layer computes any function, and needs each of its parts."""
+"""The claim that transformers are universal: a hand-built layer computes any function, and needs each of its parts."""
 
 from __future__ import annotations
 

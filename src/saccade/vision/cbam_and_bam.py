@@ -46,7 +46,7 @@ class CBAM(ArgumentHints, nn.Module):
     Raises:
         ValueError, TypeError: the sizes are incompatible, or the features have the wrong shape or dtype.
 
-    Cost: the cost of `ChannelAttention` with two poolings plus that of `SpatialAttention`.
+    Cost: as for `ChannelAttention` with two poolings, plus `SpatialAttention`.
 
     Example:
         >>> import torch
@@ -122,7 +122,7 @@ class BAM(ArgumentHints, nn.Module):
 
     Raises:
         ValueError, TypeError: the sizes are incompatible, the features have the wrong shape or dtype, or the module is
-            trained on a batch of one, for which the batch norm has no variance.
+            trained with batch size 1, for which the batch norm has no variance.
 
     Cost: O(batch · channels² / ratio · (H · W + 1)) plus the two 3×3 convolutions on the reduced channels.
 

@@ -36,11 +36,12 @@ def non_local_means(
     between patches and the mask `saccade.masks.Neighborhood` over pixels; the values are the pixels. Beyond the
     border, the image is mirrored without repeating the border pixels.
 
-    The parameters mean the same as in ``skimage.restoration.denoise_nl_means(fast_mode=False)``, which sets weights
-    below about exp(-5) to 0. Here every weight counts, which matters for small ``h`` and ``sigma=0``.
+    The parameters have the same meaning as in ``skimage.restoration.denoise_nl_means(fast_mode=False)``, which sets
+    weights below about exp(-5) to 0. Here every weight counts, which matters for small ``h`` and ``sigma=0``.
 
     Args:
-        image: ``[H, W]`` (grey), ``[channels, H, W]`` or ``[batch, channels, H, W]``; float32 or float64, of any range.
+        image: ``[H, W]`` (grey), ``[channels, H, W]`` or ``[batch, channels, H, W]``; float32 or float64, with values
+            in any range.
         patch_size: number of rows and columns of a patch, odd and at least 1; half of it must be less than H and W.
         search_radius: largest distance to averaged pixels, in rows and columns, at least 0; skimage's
             ``patch_distance``.
@@ -49,7 +50,7 @@ def non_local_means(
         sigma: standard deviation of the noise, at least 0; differences explained by noise are not counted.
 
     Returns:
-        The denoised image, in the shape and dtype of ``image``; differentiable.
+        The denoised image, with the shape and dtype of ``image``; differentiable.
 
     Raises:
         TypeError: the image is not a float tensor.

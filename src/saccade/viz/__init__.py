@@ -1,4 +1,4 @@
-"""Draw figures of arrays and attention matrices. This needs matplotlib, which is imported with the first figure."""
+"""Draw figures of arrays and attention matrices with matplotlib, which is imported when the first figure is drawn."""
 
 from typing import TYPE_CHECKING
 

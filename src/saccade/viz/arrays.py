@@ -1,4 +1,4 @@
-"""Arrays for figures: conversion from tensors and nested lists, pooling, and the limits of colour scales."""
+"""Convert tensors and nested lists to arrays for figures, pool the arrays, and choose the ends of colour scales."""
 
 import warnings
 from typing import Any
@@ -57,7 +57,7 @@ def as_numbers(argument: str, values: object) -> Array:
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
-    """Pool an array to at most ``[rows, columns]`` cells for a figure; a cell keeps its group's value farthest from 0.
+    """Pool an array to at most ``[rows, columns]`` cells for a figure; a cell keeps the value farthest from 0.
 
     A mean would almost erase a thin diagonal. NaN is ignored if a group contains any number.
     """
@@ -90,9 +90,9 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
 def contrast_limits(values: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
     """Return the two ends of a colour scale with a bar: ``limits`` or, if None, ends computed from the values.
 
-    If an end is below 0, the scale is made symmetric around 0. Without ``limits``, the scale of other values starts at
-    0. If the smallest value is above half of the largest, the scale starts at the smallest value instead, because all
-    colours would otherwise be similar. Values that are all equal and above 0 get the colour in the middle.
+    If an end is below 0, the scale is made symmetric around 0. Otherwise, a scale without ``limits`` starts at 0; if
+    the smallest value is above half of the largest, it starts at the smallest value instead, because all colours would
+    otherwise be similar. Values that are all equal and above 0 get the colour in the middle.
     """
     if limits is not None:
         low, high = limits_of(values, limits)
@@ -174,7 +174,7 @@ def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = Fa
 
 
 def robust_top(cells: Array) -> float:
-    """Return the upper end of a colour scale, ignoring a few keys and queries with much larger weights than others.
+    """Return the upper end of a colour scale, ignoring a few keys and queries with much larger weights than the rest.
 
     A column is a *sink* if at least half of the rows give it five times the mean weight. Sinks are ignored, and so are
     the 5 % of rows with the largest weights outside sinks. If all other weights are below half of the largest weight,

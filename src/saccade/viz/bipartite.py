@@ -55,8 +55,8 @@ def bipartite(
 
     Raises:
         TypeError: ``weights`` are not real numbers, or the labels are a single string.
-        ValueError: the weights are not a matrix, there are too many words or a wrong number of labels, or ``least`` is
-            out of range.
+        ValueError: the weights are not a matrix, there are too many words, the number of labels is wrong, or ``least``
+            is out of range.
         ImportError: matplotlib is not installed.
 
     Cost: one line for each weight that is at least ``least``.

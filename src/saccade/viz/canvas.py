@@ -180,7 +180,7 @@ def blank() -> Canvas:
 
 
 def dress(axes: "Axes") -> None:
-    """Style the axes of a figure with two dark axis lines instead of a frame, and small numbers."""
+    """Style the axes of a figure: dark left and bottom spines without a frame, and small tick labels."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)

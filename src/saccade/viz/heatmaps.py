@@ -57,8 +57,8 @@ def heatmap(
 
     A weight of 0 is white, and if there are numbers below 0, the scale is symmetric around 0. NaN, infinite entries and
     pairs that are not allowed are grey. For a lazy matrix (`saccade.AttentionMatrix` or any other
-    `saccade.matrix.Matrix`), only the drawn cells are stored. Pairs that the matrix's mask hides are grey, and without
-    labels, the axes show token positions.
+    `saccade.matrix.Matrix`), only the drawn cells are stored. Masked pairs are grey, and without labels, the axes show
+    token positions.
 
     Sinks (keys that receive most of the attention of most queries) do not affect the colour scale. Without ``limits``,
     the scale ends at the largest weight of 95 % of the queries, ignoring sinks, if that is below half of the largest
@@ -182,7 +182,7 @@ def _draw_cells(
 
     (rows, columns), (low, high, has_larger), axes = shape, scale, canvas.axes
     image = axes.imshow(
-        # Values below a logarithmic scale get its lowest colour, because grey marks hidden cells.
+        # Values below a logarithmic scale get its lowest colour, because grey marks masked cells.
         np.maximum(cells, low) if log else cells,
         cmap=colours(signed=low < 0),
         norm=(LogNorm if log else Normalize)(low, high),

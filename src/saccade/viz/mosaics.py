@@ -29,7 +29,7 @@ SCALES = {
     (False, True): "Each map has its own logarithmic colour scale: four decades up to its largest weight.",
     (True, True): "All maps share one logarithmic colour scale: four decades up to the largest weight.",
 }
-"""What a mosaic says of its colour scales, by whether all maps share one and whether it is logarithmic."""
+"""The sentence about the colour scales of a mosaic, by whether all maps share one and whether it is logarithmic."""
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 

@@ -52,8 +52,8 @@ def overlay(
 
     Args:
         image: ``[H, W]``, ``[1, H, W]`` or ``[3, H, W]`` (red, green, blue): a tensor, an array or nested lists.
-        weights: a lazy matrix, such as that of a recorded layer; or a row of weights, ``[kv_len]`` or, in the shape of
-            the grid, ``[rows, columns]``; or a dict from words to rows.
+        weights: a lazy matrix, such as that of a recorded layer; or a row of weights, ``[kv_len]`` or, with the shape
+            of the grid, ``[rows, columns]``; or a dict from words to rows.
         queries: for a lazy matrix, the index of a word's token or the ``range`` of its tokens, over which weights are
             averaged; or a dict from words to either of these. `saccade.text.locate` finds the tokens of a word.
         head, batch: the head and batch item of a lazy matrix; the mean over all heads if ``head`` is None.
@@ -155,7 +155,7 @@ def _span(tokens: object, q_len: int) -> range:
 
 
 def _as_map(row: Array, patches: object, grid: tuple[int, int] | None) -> Array:
-    """Return a word's weights in the shape of the patch grid, ``[rows, columns]``."""
+    """Return a word's weights with the shape of the patch grid, ``[rows, columns]``."""
     if row.ndim == 2 and patches is None and grid in (None, row.shape) and row.size:
         return row
     if row.ndim != 1 or not row.size:
@@ -191,7 +191,7 @@ def _indices(patches: object, length: int) -> list[int]:
 def _grid(grid: object, count: int, *, is_exact: bool) -> tuple[int, int]:
     """Return the numbers of rows and columns of the patch grid.
 
-    Unless ``is_exact``, other keys may precede the patches.
+    Unless ``is_exact``, keys that are not patches may precede the patches.
     """
     if grid is None:
         side = isqrt(count)

@@ -1,4 +1,4 @@
-"""Pooled maps of a lazy matrix: the largest weight in each cell, or NaN if the mask hides the entire cell."""
+"""Pooled maps of a lazy matrix: the largest weight in each cell, or NaN if the entire cell is masked."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def maps_of(matrices: Matrix | Sequence[Matrix], batch: object, bins: int) -> Ar
 
     Returns:
         ``[heads, rows, columns]``, or ``[layers, heads, rows, columns]`` for several layers: the largest weight in each
-        cell, or NaN if the entire cell is hidden.
+        cell, or NaN if the entire cell is masked.
 
     Cost: one pass over each matrix; O(heads * bins ** 2) memory.
     """
@@ -160,7 +160,7 @@ class _VisibleCells:
     def add_all(self, matrix: AttentionMatrix, batch: int, heads: range) -> None:
         """Mark the visible cells of a pooled map from the mask's tiles.
 
-        Single pairs are evaluated only in tiles that the mask hides in part.
+        Individual pairs are evaluated only in tiles that the mask partly hides.
         """
         inputs = matrix.inputs.current()
         differs_between_heads = inputs.rule.shape[1] > 1 or inputs.rule.calls_functions
@@ -174,7 +174,7 @@ class _VisibleCells:
     def add_block(self, matrix: Matrix, block: Block, batch: int) -> None:
         """Mark the visible cells of a pooled map from a block of weights; a weight of exactly 0 counts as masked."""
         if isinstance(matrix, FeatureMatrix | RecurrenceMatrix | StateSpaceMatrix):
-            # These masks are the same for all heads, and a weight that has decayed to 0 is not hidden.
+            # These masks are the same for all heads, and a weight that has decayed to 0 is not masked.
             item = slice(batch, batch + 1)
             for keys in block.columns if block.heads.start == 0 else ():
                 self._mark(slice(None), block.rows, keys, matrix.visible.allowed(item, block.rows, keys)[0, 0])

@@ -82,7 +82,7 @@ def name_axis(axis: "Axis", name: str) -> None:
 
 
 def keep_upright(axis: "YAxis") -> None:
-    """Stack the characters of a vertical axis's name if it contains Chinese, which is not readable on its side."""
+    """Stack the characters of a vertical axis's name if it contains Chinese, which is hard to read when rotated."""
     name = axis.label.get_text()
     if _has_chinese(name):
         side = "right" if str(axis.get_label_position()) == "left" else "left"
@@ -91,7 +91,7 @@ def keep_upright(axis: "YAxis") -> None:
 
 
 def stacked(name: str) -> str:
-    """Put each Chinese character of a name on a line of its own; other words, and a unit in parentheses, stay whole.
+    """Put each Chinese character of a name on a line of its own; other words, and a unit in parentheses, are not split.
 
     Example:
         >>> stacked("延迟（毫秒）").splitlines()

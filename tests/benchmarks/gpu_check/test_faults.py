@@ -148,7 +148,7 @@ def test_every_kernel_comes_at_every_length_and_what_compiles_comes_last():
 
 @pytest.mark.parametrize("name", numbers.VARIANTS)
 def test_the_definition_is_what_autograd_says(name, monkeypatch):
-    """In several groups of rows, beside the reference kernel in float64, which autograd goes back through."""
+    """The definition in several groups of rows agrees with the reference kernel in float64 and autograd."""
     monkeypatch.setattr(definition, "_MOST_CELLS", {"cpu": 4 * 150 * 40})
     its = numbers._problem(numbers.VARIANTS[name], 150, 8, (4, 2), torch.float64, "cpu")
     leaves = [x.requires_grad_() for x in (its.query, its.key, its.value)]

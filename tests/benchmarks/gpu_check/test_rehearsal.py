@@ -1,4 +1,4 @@
-"""The rehearsal: the whole GPU check on a processor, as the command that is run where a GPU is."""
+"""The rehearsal of the GPU check: the same command, run on a CPU."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_every_step_of_the_gpu_check_runs_on_a_processor(tmp_path):
 
 @pytest.mark.slow
 def test_a_fault_in_a_kernel_is_in_the_summary_of_the_command(tmp_path):
-    """Python runs a module of this name before any other."""
+    """A fault injected by sitecustomize, which Python imports before all other modules, is reported as a failure."""
     (tmp_path / "sitecustomize.py").write_text(FAULT, encoding="ascii")
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
     done = rehearse(tmp_path / "out", "--minutes", "60", "--only", "numbers", path=path)
@@ -63,7 +63,7 @@ def test_a_fault_in_a_kernel_is_in_the_summary_of_the_command(tmp_path):
 
 @pytest.mark.ci
 def test_one_step_as_the_command_runs_it(tmp_path):
-    """The shortest one: a process of its own, a report, and the summary last."""
+    """The shortest step runs in its own process, writes a report, and the summary comes last."""
     done = rehearse(tmp_path, "--minutes", "30", "--only", "memory")
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     ((status, findings),) = [(step["status"], step["findings"]) for step in report["steps"]]
@@ -89,7 +89,7 @@ def test_a_command_that_is_ended_ends_its_step(tmp_path):
 
 
 def has_ended(pid):
-    """Whether a process ends within a minute; one that nobody has waited for yet has ended, too."""
+    """Return whether a process ends within a minute; a zombie counts as ended."""
     status = Path(f"/proc/{pid}/stat")
     for _ in range(1200):
         try:

@@ -1,4 +1,4 @@
-"""What the page on peers tells of other libraries, each by the smallest example of it, without the kit."""
+"""Claims of the page on peers about other libraries, each shown by the smallest example and without the kit."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ TOKENS = torch.tensor([[False, False, True, True]])  # two tokens, padded on the
 
 
 def package(name):
-    """A module of a package, its warnings at import aside; the test is skipped where it is missing."""
+    """Import a module of a package without its warnings, or skip the test if it is not installed."""
     try:
         return imported(name)
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Files whose checksum fits and that no cache wrote: each is a cache that goes on, or refused in one sentence."""
+"""Cache files with a valid checksum that no cache wrote: each is read as a working cache, or refused in a sentence."""
 
 import copy
 import random
@@ -51,7 +51,7 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "context": CrossCache,
 }
 MECHANISMS: dict[type, Mechanism] = {RecurrentCache: Linear(), CompressiveCache: CompressiveMemory(4, 5)}
-"""Of caches that are not for `Softmax`."""
+"""The mechanism for each kind of cache that is not made for `Softmax`."""
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
@@ -90,12 +90,12 @@ def _craft(folder: Path, tree: object, tensors: dict[str, Tensor]) -> Path:
 
 
 def _is_linear(cache: RecurrentCache, key_width: int, width: int) -> bool:
-    """Whether it holds what `Linear` could have written."""
+    """Return whether a cache holds a state that `Linear` could have written."""
     return cache._source is None and cache._memory.state.shape[2:] == (key_width, width + 1)
 
 
 def _goes_on(cache: Cache | LayerCache) -> None:
-    """Use what was read; whatever is raised here was not seen when it was."""
+    """Use a cache after reading it; an error here means that reading missed a fault."""
     for one in cache.flat if isinstance(cache, Cache) else (cache,):
         assert one.nbytes >= 0
         if one._spec is None:
@@ -112,7 +112,7 @@ def _goes_on(cache: Cache | LayerCache) -> None:
             if one.length == getattr(one, "max_len", None):
                 continue
             given = MECHANISMS.get(type(one), Softmax()), *_fitting(one, q, k, v)
-            # Of which features sums are, the mechanism alone can tell.
+            # Only the mechanism can tell of which features these are the sums.
             if isinstance(one, RecurrentCache) and not _is_linear(one, key_width, width):
                 with pytest.raises(ValueError, match="features must be those of the memory"):
                     one.attend(*given, mask=masks.Causal())
@@ -260,7 +260,7 @@ VALUES = (None, True, -1, 0, 1, 2, 5, 16, 2**31, 10**13, 10**30, 0.5, "", "KVCac
 
 
 def _changed(tree: Any, tensors: dict[str, Tensor], rng: random.Random) -> None:
-    """One change: a value, or a tensor's type, shape, contents or name."""
+    """Return a copy with one change: a value, or a tensor's type, shape, contents or name."""
     if rng.random() < 0.5:
         inner = rng.choice([tree, *(part for part in tree.values() if isinstance(part, dict))])
         key = rng.choice([*inner, "other"])

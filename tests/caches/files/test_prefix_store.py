@@ -1,4 +1,4 @@
-"""PrefixStore: what is known of a text is not computed again, and nothing wrong is ever served."""
+"""Tests of PrefixStore: known prefixes are not computed again, and no wrong entry is ever returned."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def _read(text: list[int]) -> Cache:
 
 
 def _agrees(cache: Cache, text: list[int]) -> bool:
-    """Whether a cache holds what reading the text makes."""
+    """Return whether a cache holds the same as one that has read the text."""
     full = _read(text)
     if cache.length == 0:
         return True
@@ -227,7 +227,7 @@ print("done", count)
 
 
 def _killed(tmp_path: Path, what: str, limit: int, where: str, max_bytes: int) -> bool:
-    """Run a write that is killed at one of its steps; False when it had fewer steps and came to its end."""
+    """Run a write that is killed at one of its steps; return False if it finished because it had fewer steps."""
     module = tmp_path / "module"
     module.mkdir(exist_ok=True)
     (module / "tests_prefix_store.py").write_bytes(Path(__file__).read_bytes())

@@ -1,4 +1,4 @@
-"""What a file says of a cache is looked at number by number; what may be so, is read, up to every limit."""
+"""Every number in a cache file is checked, and every value up to its limit is accepted."""
 
 import os
 from collections.abc import Callable
@@ -42,7 +42,7 @@ REFUSED = r"^load_cache: path must be a cache file written by save_cache; got a 
 
 
 def _filled(cache: LayerCache, lengths: list[int], positions: object = None) -> LayerCache:
-    """A cache with a prompt of these lengths, ragged where they differ."""
+    """Return a cache with a prompt of these lengths, ragged if they differ."""
     where = padded_positions(lengths, side="left") if positions is None and len(set(lengths)) > 1 else positions
     mechanism = MEMORY if isinstance(cache, CompressiveCache) else Softmax()
     q, k, v = (torch.randn(len(lengths), heads, max(lengths), 8) for heads in (4, 2, 2))
@@ -54,7 +54,7 @@ def _filled(cache: LayerCache, lengths: list[int], positions: object = None) -> 
 def _crafted(
     folder: Path, cache: LayerCache | Cache, craft: Callable[[dict[str, Any], dict[str, Tensor]], object]
 ) -> Path:
-    """The file of a cache after a change, with a checksum that fits."""
+    """Return the file of a cache after a change, with a valid checksum."""
     save_cache(cache, folder / "cache")
     tensors, about = files.read_tensors(folder / "cache", "cache")
     craft(about["cache"], tensors)

@@ -1,4 +1,4 @@
-"""What is added to scores, read and collected a tile at a time, against the whole matrix written out pair by pair."""
+"""Tests of terms added to the scores, read and accumulated tile by tile, against the whole matrix."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ B, H, L, S, T = SIZES = 2, 3, 5, 7, 6
 
 
 class Written(NamedTuple):
-    """A term, and the same as a function of its source: the whole matrix, of which autograd knows the rest."""
+    """A term, and a function from its source to the whole matrix, which autograd differentiates."""
 
     term: Term
     whole: Callable[[Tensor], Tensor]

@@ -54,7 +54,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _nothing_cached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a fresh process."""
+    """Clear all caches, as in a fresh process."""
     cached = (
         aten_flash.is_available,
         aten_flash.reads_groups,

@@ -1,4 +1,4 @@
-"""What follows from the check of first use: one warning, another kernel from then on, and what `explain` says."""
+"""Consequences of the check on first use: one warning, another kernel from then on, and a reason in `explain`."""
 
 import warnings
 
@@ -16,7 +16,7 @@ from saccade.engine.kernels.tiled import Tiled
 
 
 class Counted(wrong_kernels.Right):
-    """The definition, which counts its products."""
+    """A right kernel that counts its products."""
 
     def __init__(self):
         self.runs = 0
@@ -28,7 +28,7 @@ class Counted(wrong_kernels.Right):
 
 @pytest.fixture(autouse=True)
 def records(monkeypatch):
-    """Nothing has been seen yet."""
+    """Start with no recorded results."""
     monkeypatch.setattr("saccade.engine.first_use_check.results._RECORDS", {})
 
 
@@ -132,7 +132,7 @@ def test_it_can_be_switched_off(monkeypatch):
 
 
 def test_a_kernel_that_raises_later_is_not_chosen_again(monkeypatch):
-    """A compiler may fail at a size of which another one held."""
+    """A kernel that passed at one size and fails to compile at another is not chosen again."""
     kernel = asked_first(monkeypatch, wrong_kernels.Right())
     query, key, value = inputs()
     sc.attention(query, key, value)
@@ -153,7 +153,7 @@ def test_a_kernel_that_raises_later_is_not_chosen_again(monkeypatch):
 
 
 def test_the_check_has_no_side_effects(monkeypatch):
-    """Neither the random state nor who listens to what autograd keeps."""
+    """The check changes neither the random state nor the saved tensors that checkpointing counts."""
     kernel = asked_first(monkeypatch, Counted())
     query, key, value = (x.requires_grad_() for x in inputs())
     state = torch.get_rng_state()
@@ -167,7 +167,7 @@ def test_the_check_has_no_side_effects(monkeypatch):
 
 
 def test_a_check_waits_for_clean_inputs(monkeypatch):
-    """Of NaN the definition is NaN: the check comes with the next product."""
+    """Inputs with NaN are not checked, since the definition gives NaN; the next product is."""
     kernel = asked_first(monkeypatch, Counted())
     query, key, value = inputs()
     spoilt = value.clone()

@@ -27,7 +27,7 @@ class Right(Kernel):
 
 
 class Changed(Right):
-    """The definition of other ingredients."""
+    """A kernel that applies the definition to changed inputs."""
 
     name = "changed"
 
@@ -131,7 +131,7 @@ class LseWithoutGradient(Right):
 
 
 class RestOfRows(Right):
-    """Rows behind the last whole block are never written."""
+    """A kernel that never writes the rows after the last whole block."""
 
     name = "rest of rows"
 
@@ -162,7 +162,7 @@ class Raises(Right):
 
 
 class RaisesBackwards(Right):
-    """What compiles forward and not backward."""
+    """A kernel whose forward pass works and whose backward pass raises an error."""
 
     name = "raises backwards"
 
@@ -178,20 +178,20 @@ class RaisesBackwards(Right):
 
 
 class ByHand(Tiled):
-    """Gradients by hand, right as they are."""
+    """A kernel with a hand-written backward pass, which is right."""
 
     name, is_checked = "by hand", True
 
 
 class NoDelta(ByHand):
-    """A backward pass that forgets what softmax takes off."""
+    """A backward pass without the correction term of softmax."""
 
     def backward(self, given, value, dropped, results: Backward, wanted):
         return super().backward(given, value, dropped, results._replace(out=torch.zeros_like(results.out)), wanted)
 
 
 class OneHeadOfAGroup(ByHand):
-    """Gradients of keys that only the first head of a group sends."""
+    """A backward pass that sums the gradients of keys over only the first head of a group."""
 
     def backward(self, given, value, dropped, results: Backward, wanted):
         share = given.shape[1] // given.key.shape[1]

@@ -33,7 +33,7 @@ class Seen:
         self.calm = 0
 
     def is_busy(self, threads: int) -> bool:
-        """In place of what the system counts."""
+        """Answer in place of the system's count."""
         self.calm -= 1
         return self.calm < 0
 

@@ -1,4 +1,4 @@
-"""What a product makes stands where its inputs are, whatever the default device is."""
+"""Products make their tensors on the device of their inputs, whatever the default device is."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def inputs():
 
 
 def on_cpu_and_beside(call):
-    """What a call gives, and what it gives where new tensors stand elsewhere if nobody says where."""
+    """Return the result of a call with "meta" as the default device, and that of the same call without it."""
     expected = call()
     with torch.device("meta"):
         found = call()
@@ -71,7 +71,7 @@ def test_weights(name):
 
 
 def test_the_tiled_backward_pass_by_itself():
-    """Autograd's own call of it does not see the default device."""
+    """The tiled backward pass, called directly, ignores the default device; autograd's own call never sees it."""
     query, key, value = (x.detach() for x in inputs())
     given, kernel, grad = AttentionInputs.of(query, key, masks.Causal()), Tiled(), torch.randn(2, 4, 33, 8).double()
     results = Backward(*kernel.forward(given, value, None), grad, None)

@@ -1,4 +1,4 @@
-"""What is special to the fused kernel: the traps of the private operation, and life without it."""
+"""Tests of the fused kernel alone: pitfalls of torch's private operation, and behaviour without it."""
 
 import math
 
@@ -256,7 +256,7 @@ def test_a_mask_changed_before_backward_is_noticed() -> None:
 
 
 class _Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation returns."""
+    """A mode that records the size of the largest tensor that any operation returns."""
 
     entries = 0
 

@@ -1,4 +1,4 @@
-"""What the fused kernel adds to the scores of a call, how much of it a plan keeps, and which calls there are."""
+"""Tests of the terms that the fused kernel adds to scores: the calls that it makes, and how much a plan keeps."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Threads that share the calls of the fused kernel: the same bits whoever is first, and what is raised on any."""
+"""Threads that share the calls of the fused kernel give the same bits in any order, and errors reach the caller."""
 
 import _thread
 import dataclasses
@@ -119,7 +119,7 @@ def test_when_others_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Interrupted(BaseException):
-    """What nobody catches by chance."""
+    """An exception that ``except Exception`` does not catch."""
 
 
 @pytest.mark.parametrize("kind", [ValueError, Interrupted, KeyboardInterrupt])
@@ -166,7 +166,7 @@ def test_an_interrupt_ends_the_wait(seen: Seen) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Asking(masks.Mask):
-    """A mask that attends to find out."""
+    """A mask that computes attention itself when it is read."""
 
     size: int
 

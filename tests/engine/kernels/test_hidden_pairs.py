@@ -1,4 +1,4 @@
-"""What a plan keeps of the pairs that a rule hides: made once, within the room there is, and as the rule says."""
+"""Tests of the hidden pairs that a plan keeps: they are computed once, fit the memory limit, and follow the rule."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ ASKED = []
 
 @dataclasses.dataclass(frozen=True)
 class ForEach(masks.Mask):
-    """Tells no batch items and heads apart, but answers for each of them. Two of another number share no plan."""
+    """A rule that is the same for all batch items and heads, but has an entry for each; other numbers share no plan."""
 
     number: int
 

@@ -1,4 +1,4 @@
-"""What is special to the compiled kernel: its plan, its processor levels, bits that no number of threads changes."""
+"""Tests of the compiled kernel alone: plans, instruction sets, and the same bits for any number of threads."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ RULES = [
 
 
 def _read(plan: NativePlan, given: AttentionInputs) -> Tensor:
-    """The mask that a plan says, bool ``[batch, heads, q_len, kv_len]``, pair by pair."""
+    """Return the mask that a plan describes, bool ``[batch, heads, q_len, kv_len]``, pair by pair."""
     batch, heads, q_len, kv_len = given.shape
     blocks, seen = -(-q_len // ROWS), torch.zeros(given.shape, dtype=torch.bool)
     bits = None if plan.is_exact else cached_bits(given)
@@ -64,7 +64,7 @@ def _read(plan: NativePlan, given: AttentionInputs) -> Tensor:
 
 
 def _pairs_of_panels(seen: Tensor) -> int:
-    """Pairs of one head in the panels of 64 keys of which some row among 24 sees one, from the mask written out."""
+    """Return the pairs of one head in all panels of 24 rows and 64 keys with a visible pair, from the dense mask."""
     items, _, q_len, kv_len = seen.shape
     total = 0
     for item, row, key in product(range(items), range(0, q_len, 24), range(0, kv_len, 64)):
@@ -121,7 +121,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None
 @needs_native
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_every_level_keeps_the_definition(level: int) -> None:
-    """In a process of its own, since what a processor can do is asked once."""
+    """Every level gives the definition's results, in its own process, since the processor is checked only once."""
     code = """
 import torch, saccade, saccade_cpu
 from saccade import masks
@@ -194,7 +194,7 @@ print((matrix @ x).shape, *matrix.explain().skipped["native"])
 
 
 def built(folder: Path, **told: str) -> str:
-    """The package compiled anew, as PYTHONPATH; where the processor has bfloat16 but no tiles, with emulated ones."""
+    """Compile the package and return its PYTHONPATH; tiles are emulated if the processor has bfloat16 without them."""
     if shutil.which((os.environ.get("CXX") or "g++").split()[0]) is None:
         pytest.skip("needs a C++ compiler")
     native, package = Path(__file__).parents[3] / "native", folder / "saccade_cpu"
@@ -208,7 +208,7 @@ def built(folder: Path, **told: str) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif((abilities() or 0) < 3, reason="needs a processor with AVX-512 that multiplies bfloat16")
 def test_tiles_multiply_as_pairs_do(tmp_path: Path) -> None:
-    """Sizes that fill tiles, and sizes that leave rows, steps and columns over."""
+    """The tile instructions agree with the pair instructions, also for sizes with a remainder."""
     code = """
 import torch, saccade, saccade_cpu
 from saccade import masks
@@ -238,7 +238,7 @@ print("same")
 @needs_native
 @pytest.mark.slow
 def test_no_step_out_of_bounds_and_nothing_undefined(tmp_path: Path) -> None:
-    """Compiled with sanitizers, which end the process at the first fault, and run at every level."""
+    """The sanitizers, which end the process at the first fault, find none at any level."""
     path = built(tmp_path, SACCADE_CPU_SANITIZE="1")
     code = """
 import torch, saccade
@@ -304,7 +304,7 @@ def test_a_long_rule_with_a_step_goes_to_kernels_that_gather_its_keys(monkeypatc
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_inputs_are_converted_if_enough_queries_repay_it(dtype: torch.dtype, monkeypatch) -> None:
-    """On a processor that cannot multiply them; ``impl="native"`` always runs."""
+    """Slow half-precision inputs are converted for many queries; ``impl="native"`` always runs."""
     monkeypatch.setattr("saccade.engine.kernels.native.is_on", lambda: True)
     monkeypatch.setattr("saccade.engine.kernels.native.abilities", lambda: 0)
     key, enough = torch.randn(1, 2, 4096, 32, dtype=dtype), 128 if dtype is torch.bfloat16 else 8

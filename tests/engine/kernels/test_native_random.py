@@ -23,7 +23,7 @@ SEVERAL = 4  # times what the laws allow: here gradients of hundreds of rows, ea
 
 
 def defined(tensors: list[Tensor], allowed: Tensor, dropout_p: float, **options: Any) -> tuple[Tensor, Tensor]:
-    """By the weights, which the definition gives for values that are the unit vectors."""
+    """Compute the product from the weights, which the definition gives for unit vectors as values."""
     query, key, value = tensors
     (batch, heads, q_len, _), kv_len = query.shape, key.shape[2]
     units = torch.eye(kv_len, dtype=torch.float64).expand(batch, key.shape[1], -1, -1)

@@ -1,4 +1,4 @@
-"""What the compiled sweep finds is what the dense matrix says, at every level; where it cannot run, blocks answer."""
+"""The compiled sweep gives the statistics of the dense matrix at every level; where it cannot run, blocks do."""
 
 import math
 import os
@@ -44,7 +44,7 @@ def questions(*, with_distributions: bool = True) -> dict[str, Statistic]:
 
 
 def truth(scores: Tensor, sink: Tensor | None = None) -> dict[str, Tensor]:
-    """The answers by their definitions, from scores in float64 that are -inf where a key is not seen."""
+    """Return the answers by definition from float64 scores, which are -inf where a key is hidden."""
     q_len, kv_len = scores.shape[2:]
     more = (
         scores.new_full(scores.shape[:3], -math.inf) if sink is None else sink[None, :, None].expand(scores.shape[:3])
@@ -72,7 +72,7 @@ def truth(scores: Tensor, sink: Tensor | None = None) -> dict[str, Tensor]:
 
 
 def cases() -> Iterator[tuple[str, sc.AttentionMatrix, Tensor, Tensor | None]]:
-    """Matrices, their scores in float64, and their sinks: every kind of plan, term and length; sharp rows and flat."""
+    """Yield matrices, their float64 scores and their sinks: every kind of plan, term and length, sharp and flat."""
     holes = torch.rand(2, 4, 130, 200) < 0.2
     holes[1, 2, 50:80] = False
     rules = [None, masks.Causal(), masks.Window(20, 3), masks.longformer(16, [0, 5]), masks.Strided(3)]
@@ -99,7 +99,7 @@ def cases() -> Iterator[tuple[str, sc.AttentionMatrix, Tensor, Tensor | None]]:
 
 
 def scores_of(matrix: sc.AttentionMatrix, q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
-    """Scores in float64, pair by pair, with biases as their definitions say."""
+    """Return the scores in float64, pair by pair, with biases by definition."""
     q_len, kv_len = matrix.shape[2:]
     scores = q.double() @ k.double().repeat_interleave(2, 1).mT * options.get("scale", q.shape[3] ** -0.5)
     if "softcap" in options:
@@ -114,7 +114,7 @@ def scores_of(matrix: sc.AttentionMatrix, q: Tensor, k: Tensor, options: dict[st
 
 
 def check_all() -> int:
-    """How many cases were checked; raises where an answer is not its definition."""
+    """Check every case against the definition, and return the number of cases."""
     torch.manual_seed(0)
     count = 0
     for name, matrix, scores, sink in cases():
@@ -132,7 +132,7 @@ def check_all() -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 def test_every_level_finds_what_the_definitions_say(level: int) -> None:
-    """In a process of its own, since what a processor can do is asked once."""
+    """Every level gives the definition's statistics, in its own process, since the processor is checked only once."""
     code = "from tests.engine.kernels.test_native_statistics import check_all; print(check_all())"
     env = os.environ | {"SACCADE_CPU_LEVEL": str(level)}
     run = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -153,7 +153,7 @@ def test_half_precision_is_widened(dtype: torch.dtype) -> None:
 
 
 def test_rows_near_a_single_key_keep_their_entropy() -> None:
-    """One key that is so many nats above 999 others; all scores are exact."""
+    """The entropy is exact for one key that is up to 89 nats above 999 others."""
     gaps = torch.arange(0.0, 90.0)
     q, k = gaps[None, None, :, None], torch.zeros(1, 1, 1000, 1)
     k[0, 0, 77] = 1.0
@@ -202,7 +202,7 @@ def test_blocks_are_made_only_where_they_are_needed(monkeypatch: pytest.MonkeyPa
 
 
 def test_answers_stand_in_the_order_of_their_questions() -> None:
-    """Those that only blocks answer among them, and those of tokens that stand elsewhere."""
+    """Answers come in the order of the questions, also if only blocks answer some, or tokens have other positions."""
     q, k = torch.randn(2, 2, 60, 8), torch.randn(2, 2, 60, 8)
     elsewhere = (torch.arange(100, 160)[None], torch.arange(60)[None])
     table = (torch.arange(60).expand(2, 60) * torch.tensor([[1], [3]]), torch.arange(60)[None])

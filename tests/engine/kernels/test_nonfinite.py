@@ -29,7 +29,7 @@ class Result(NamedTuple):
 
 
 def results(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, impl: str, **options: Any) -> Result:
-    """Of one kernel; gradients are those of a random weighting of some rows."""
+    """Return the results of one kernel; gradients are those of a random weighting of some rows."""
     leaves = [x.detach().clone().requires_grad_() for x in (query, key, value)]
     out, lse = sc.attention_with_lse(*leaves, impl=impl, **options)
     draw = torch.Generator().manual_seed(3)
@@ -170,7 +170,7 @@ def check(data: st.DataObject, kind: str) -> None:
     sees = drawn.allowed.any(-1)
     touched = spoil(drawn, drawn.chance.choice([math.nan, math.inf, -math.inf])) & sees
     dirty = drawn.tensors | drawn.options
-    # What a spoilt row hands back to keys that it sees is undefined; with a spoilt sink, whatever it hands back.
+    # Gradients of keys that a spoilt row sees are undefined; with a spoilt sink, those of all keys.
     keys = (spoil is not in_sink) & ~(touched[..., None] & drawn.allowed).any(2).unflatten(1, (drawn.groups, -1)).any(2)
     rows = ~touched
     shown = ("out", "lse", "weights", "query") if torch.isfinite(dirty["value"]).all() else ("out", "query")

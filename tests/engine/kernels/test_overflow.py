@@ -1,4 +1,4 @@
-"""What stands in padding may be finite and so large that a hidden pair's score overflows: nothing of it shows."""
+"""Finite values in padding never affect a result, even if they are so large that scores of hidden pairs overflow."""
 
 import math
 

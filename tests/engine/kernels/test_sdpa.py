@@ -1,4 +1,4 @@
-"""Torch's public operation as a kernel: what it takes, what it refuses, and what becomes of it in a program."""
+"""Tests of torch's public operation as a kernel: inputs that it takes and refuses, and graph capture."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_definition():
 
 @pytest.mark.ci
 def test_in_a_program_it_stays_outside():
-    """By name it cannot be one operation of a graph; `auto` takes another kernel there."""
+    """The kernel breaks the graph if it is asked for by name; `auto` takes another kernel there."""
     query, key, value = inputs()
 
     def product(q):
@@ -94,7 +94,7 @@ def test_in_a_program_it_stays_outside():
 
 
 def test_groups_of_heads_follow_from_head_counts():
-    """Where there are as many rows as key heads, and as many keys as heads, too."""
+    """Groups of heads follow from the head counts, even if rows are as many as key heads, and keys as many as heads."""
     query, key, value = inputs(2, 4)
     torch.testing.assert_close(*(sc.attention(query, key, value, impl=impl) for impl in ("sdpa", "reference")))
 

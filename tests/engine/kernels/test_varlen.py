@@ -1,4 +1,4 @@
-"""The kernel of packed texts: what it hands over, what it makes of the answer; a stand-in is torch's function."""
+"""Tests of the kernel for packed texts: its arguments and results, with a stand-in for torch's function."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def stand_in(
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What its documentation says, text by text; the lse lies as its own fake function says."""
+    """Compute the operation as documented, text by text; the lse has the layout of torch's fake function."""
     assert return_aux.lse
     assert (cu_seq_q.dtype, cu_seq_k.dtype) == (torch.int32, torch.int32)
     assert max_q == max_k == int(cu_seq_q.diff().max())

@@ -129,7 +129,7 @@ def _check_a_random_table(data: st.DataObject) -> None:
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-    """By float64, dense."""
+    """Compute dense attention in float64."""
     q, k, v = query.double(), key.double(), value.double()
     scores = (q @ k.mT / query.shape[3] ** 0.5).masked_fill(~allowed[:, None], -torch.inf)
     empty = ~allowed.any(-1)[:, None, :, None]

@@ -1,4 +1,4 @@
-"""What a mask at given positions knows: bounds, residuals and cuts on indices are those of the pairs, one by one."""
+"""Bounds, residuals and slices of a mask at given positions agree with its pairs, one by one."""
 
 import random
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def _tables_are_always_looked_at(monkeypatch):
 
 
 def _made(mask, name: str) -> tuple[PositionedMask, np.ndarray]:
-    """The mask at these positions, and bool [2, rows, keys]."""
+    """Return the mask at these positions, and its pairs, bool [2, rows, keys]."""
     q, kv = (torch.tensor(table) for table in TABLES[name])
     own_q, own_kv = (x.expand(2, -1) for x in (q, kv))
     at, to = own_q[:, None, :, None], own_kv[:, None, None]

@@ -41,7 +41,7 @@ def _inputs(n: int, q_len: int | None = None, kv_heads: int = 2) -> list[Tensor]
 
 
 def _defined(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, bias: Tensor | float = 0.0) -> Tensor:
-    """By float64, dense."""
+    """Compute dense attention in float64."""
     q, k, v = query.double(), *(x.double().repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     scores = (q @ k.mT / query.shape[3] ** 0.5 + bias).masked_fill(~allowed, -torch.inf)
     empty = ~allowed.any(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What becomes of scores in a tile is the definition's, forward and backward: caps, functions, large numbers, sinks."""
+"""Scores in a tile agree with the definition, forward and backward: caps, functions, large numbers, sinks."""
 
 import math
 
@@ -31,7 +31,7 @@ def allowed_of(mask, q_len, kv_len):
 
 
 class Alone(scores.Score):
-    """Scores that a key has whoever asks, or a query whoever is asked: by a function without gradients of its own."""
+    """A score that depends on the key alone, or on the query alone, by a function without gradients of its own."""
 
     def __init__(self, of_key):
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_score_s_own_function_may_leave_out_one_side(of_key):
 
 
 class Gaps(scores.Score):
-    """Sines of sums of differences, by a function with or without a rule of its own for gradients."""
+    """A score of sines of summed differences, by a function with or without its own backward pass."""
 
     def __init__(self, has_rule, asked):
         super().__init__()
@@ -151,7 +151,7 @@ def test_scores_too_large_to_be_exponentiated_as_they_are(name):
 
 
 def test_scores_too_large_that_many_small_numbers_make():
-    """One head, few rows: only along their width are queries and keys long."""
+    """Scores overflow though each entry of queries and keys is small, since the width is large."""
     query, key, value = (x * torch.ones(1, 1, size, 256) for x, size in ((3.0, 2), (-3.0, 3), (1.0, 3)))
     key[..., 1, :] = 3.0
     want = oracle.attention(query, key, value, torch.ones(1, 1, 2, 3, dtype=torch.bool))
@@ -161,7 +161,7 @@ def test_scores_too_large_that_many_small_numbers_make():
 
 
 def test_rows_whose_lse_is_nothing_or_minus_infinity():
-    """The first row sees nothing, the second one key, by a score of 0."""
+    """The lse is -inf for rows without keys, and 0 for a row with one key of score 0."""
     tensors, mask = inputs(11, 11), masks.Causal() & ~masks.Window(1, 0)
     with torch.no_grad():
         tensors[0][:, :, 2] = 0.0
@@ -179,7 +179,7 @@ def test_rows_whose_lse_is_nothing_or_minus_infinity():
 
 
 def test_rounding_of_a_half_precision_output_is_not_in_its_gradients():
-    """Many rows alike, and values whose differences are smaller than what rounding takes off their mean."""
+    """Gradients in bfloat16 are right for equal rows and values that differ by less than the rounding of their mean."""
     value = 8.0 + torch.arange(48).reshape(1, 1, 6, 8).mul(5).remainder(16) / 16
     sizes = ((1, 1, 600, 8), (1, 1, 6, 8))
     query, key = (torch.randn(1, 1, 1 if size[2] == 600 else 6, 8).expand(size) for size in sizes)
@@ -202,7 +202,7 @@ def test_a_bias_with_empty_queries_or_keys(impl, kv_len):
 
 @pytest.mark.parametrize("impl", ["tiled", "reference"])
 def test_functions_get_positions_of_tokens(impl):
-    """Bottom-right, before the first key too; as given; and 0 where no token is."""
+    """Functions get token positions: aligned bottom-right, also before the first key; as given; 0 for no token."""
     told = []
 
     def function(s, b, h, q, kv):

@@ -1,4 +1,4 @@
-"""Tiles in pieces: the same pairs, each once, in whole groups of heads and in what room there is."""
+"""Tiles in pieces cover the same pairs once, in whole groups of heads and within the memory limit."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ TABLE = np.random.default_rng(0).random((ROWS, COLUMNS)) < 0.5  # what residuals
 
 
 def _seen(strip: ColumnRange, rows: range) -> np.ndarray:
-    """bool [rows, keys of the strip], by what the residual says."""
+    """Return the pairs of a strip by its residual, bool [rows, keys of the strip]."""
     partial, whole = strip.partial, np.ones((len(rows), len(strip.keys)), dtype=bool)
     if partial is True:
         return whole
@@ -31,7 +31,7 @@ def _seen(strip: ColumnRange, rows: range) -> np.ndarray:
 
 
 def _pairs(tiles: Iterable[Tile]) -> np.ndarray:
-    """How often each pair is held and allowed, int [batch, heads, rows, columns]."""
+    """Return how often each pair is held and allowed, int [batch, heads, rows, columns]."""
     held = np.zeros((BATCH, HEADS, ROWS, COLUMNS), dtype=int)
     for tile in tiles:
         assert 0 <= tile.batch.start < tile.batch.stop <= BATCH
@@ -109,7 +109,7 @@ def test_a_part_holds_what_is_asked_for(room: int, tile: Tile, data: st.DataObje
 def test_a_part_of_many_pairs_takes_little_room(
     is_triangle: bool, height: int, columns: int, heads: int, items: int
 ) -> None:
-    """A block of entries at once; of long rows 32, in at most 16 blocks, and else one."""
+    """A part has at most one block of entries, or up to 32 long rows in at most 16 blocks, or one row."""
     room = 1 << 10
     strip = ColumnRange(range(columns), Triangle(height, columns, 0) if is_triangle else True)
     tile = Tile(slice(1, 1 + items), slice(2, 2 + heads), range(height), (strip,), Full())

@@ -101,7 +101,7 @@ def test_a_sliding_window_counts_as_transformers_counts(window):
 @pytest.mark.parametrize("left", [-1, 0, 2])
 @pytest.mark.parametrize("right", [-1, 0, 3])
 def test_a_pair_counts_as_flash_attention_counts(left, right):
-    """From its documentation: i sees j if i + kv_len - q_len - left <= j <= i + kv_len - q_len + right."""
+    """The documentation says: i sees j if i + kv_len - q_len - left <= j <= i + kv_len - q_len + right."""
     q_len, kv_len = 5, 8
     i, j = torch.arange(q_len)[:, None] + kv_len - q_len, torch.arange(kv_len)
     expected = ((left < 0) | (j >= i - left)) & ((right < 0) | (j <= i + right))

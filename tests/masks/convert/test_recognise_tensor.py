@@ -1,4 +1,4 @@
-"""Bool tensors that say what a rule says: which rule is found, and that nothing else follows from it than from them."""
+"""Tests of rules found in bool tensors: the right rule is found, and it behaves like the tensor."""
 
 import gc
 import threading
@@ -90,7 +90,7 @@ KERNELS = ["fused", "tiled", NATIVE]
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The tensors that were looked at."""
+    """Return a list of the tensors that are searched for a rule."""
     seen: list[Tensor] = []
     look = finding._recognise
     monkeypatch.setattr("saccade.masks.convert.recognise_tensor._recognise", lambda x: (seen.append(x), look(x))[1])
@@ -98,7 +98,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 
 def _rule(allowed: Tensor) -> masks.Mask:
-    """What is found in a tensor, or the tensor as a mask."""
+    """Return the rule found in a tensor, or else the tensor as a mask."""
     mask = masks.Dense(allowed)
     batch, heads, rows, columns = mask.allowed.shape
     return finding.recognise_tensors(mask, (batch, heads, rows, columns), (columns - rows, 0))
@@ -120,7 +120,7 @@ def _inputs(allowed: Tensor, dtype: torch.dtype = torch.float32) -> list[Tensor]
 
 
 def _check(out: Tensor, tensors: list[Tensor], allowed: Tensor) -> None:
-    """Output and gradients are those of the definition."""
+    """Check that output and gradients are those of the definition."""
     wide = [x.detach().double().requires_grad_() for x in tensors]
     seen = masks.Dense(allowed).allowed.expand(*out.shape[:3], wide[1].shape[2])
     expected = oracle.attention(*wide, seen)[0]
@@ -165,7 +165,7 @@ def test_a_tensor_among_other_masks(join: Callable[[masks.Mask], masks.Mask]) ->
 
 
 def test_outside_of_a_tensor_nothing_is_found() -> None:
-    """Where other rows and keys are asked for than a tensor has, it hides them, and a rule would not."""
+    """Rows and keys outside of the tensor stay hidden: no rule, which would show some, replaces it there."""
     query = key = torch.randn(1, 1, N, 8)
     wider = masks.Dense(TRIL[:4, :4]) | masks.Window(0, 0)
     assert torch.equal(sc.AttentionMatrix(query, key, wider).to_dense() > 0, wider.to_dense(N))

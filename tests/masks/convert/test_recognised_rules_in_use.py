@@ -1,4 +1,4 @@
-"""Where the rule of a bool tensor holds in place of the tensor, and how it is read."""
+"""Tests of rules in place of bool tensors: they agree with the tensor everywhere, and tensors are read in pieces."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ HOLES = (torch.arange(N) < torch.tensor([12, 5, 4])[:, None]) & (torch.arange(N)
 def test_a_recognised_rule_in_use_equals_the_tensor(
     size: tuple[int, int], product: tuple[int, int], origin: tuple[int, int]
 ) -> None:
-    """Other products have rows and columns outside of the tensor, which hides them, and what is found would not."""
+    """Rows and columns outside of the tensor stay hidden, though the rule that was found would show some."""
     mask = masks.Dense(torch.ones(size, dtype=torch.bool))
     found = finding.recognise_tensors(mask, (1, 1, *product), origin)
     places = {

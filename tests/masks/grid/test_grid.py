@@ -137,7 +137,7 @@ def test_too_many_ranges_of_keys_are_one(
 
 
 def test_cells_of_a_large_grid_see_themselves() -> None:
-    """Their rows are not read from floats."""
+    """Rows of a large grid are computed without floats, so that each cell sees itself."""
     side = 1 << 13
     at, zero = torch.tensor([n * side - 1 for n in (1, 4097, 8190, 8192)]), torch.zeros(1, dtype=torch.int64)
     assert masks.Axial(side, side, "rows").allows(zero, zero, at, at).all()

@@ -1,4 +1,4 @@
-"""Which blocks are drawn: the same for ever, as a model that was trained with them needs."""
+"""The blocks of a random mask never change between versions, as models trained with them require."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from saccade import masks
 
 
 def _word(seed: int, row: int, number: int) -> int:
-    """Two rounds of Murmur3's 32-bit finaliser (Appleby, MurmurHash3.cpp), with Python's own ints."""
+    """Apply two rounds of Murmur3's 32-bit finaliser (Appleby, MurmurHash3.cpp), with Python ints."""
     x = row % 2**32 ^ (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0x27D4EB2F) % 2**32
     for _ in range(2):
         x ^= x >> 16
@@ -20,7 +20,7 @@ def _word(seed: int, row: int, number: int) -> int:
 
 
 def _drawn(mask: masks.Random, row: int) -> list[int]:
-    """Floyd's draw without repetition, with a set."""
+    """Draw without repetition by Floyd's algorithm, with a set."""
     count = mask.blocks_per_row
     among, found = 2 * max(row + 1, count), set[int]()
     for number in range(count):

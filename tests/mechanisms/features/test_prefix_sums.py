@@ -1,4 +1,4 @@
-"""Sums over earlier keys, against all pairs written out."""
+"""Tests of sums over earlier keys against all pairs written out."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pairs(line: Line, reverse: bool) -> Tensor:
-    """Which key a row takes, and how much of it: ``[2, groups | 1, N, N]``."""
+    """Return the weight of each key in each row: ``[2, groups | 1, N, N]``."""
     pairs = torch.ones(2, 1, N, N, dtype=F64).tril()
     pairs = pairs.mT if reverse else pairs
     if line.segments is not None:

@@ -11,7 +11,7 @@ VOCAB, PROMPTS = 23, [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, Decoder]:
-    """Theirs and ours, with the same weights."""
+    """Return a model of transformers and ours with the same weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,

@@ -1,4 +1,4 @@
-"""The list of papers: its pages are those of the file, and what the code and the pages name is in it, rightly dated."""
+"""Tests of the list of papers: its pages match the file, and it has every paper that code and pages name, with year."""
 
 import importlib.util
 import re
@@ -33,7 +33,7 @@ NUMBERED = {entry.fields["eprint"]: entry for entry in ENTRIES if "eprint" in en
 
 
 def _spoken(path):
-    """A file's text on one line: strings that follow one another are one."""
+    """Return a file's text on one line, with adjacent strings joined."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         text = re.sub(r"[\"']\s*\n\s*f?[\"']", "", text)
@@ -42,7 +42,7 @@ def _spoken(path):
 
 @pytest.fixture(scope="module")
 def texts():
-    """What names papers: the code, the examples, the English pages, but not the list itself."""
+    """Return the texts that may name papers: code, examples and English pages, but not the list itself."""
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").rglob("*.py"), *(DOCS / "en").glob("*.md")]
     return {str(file.relative_to(ROOT)): _spoken(file) for file in files if file.stem != "bibliography"}
 
@@ -53,7 +53,7 @@ def _letters(name):
 
 
 def _years(entry):
-    """When it appeared, and when it was first to be read."""
+    """Return the years in which a paper was published and first posted."""
     number = entry.fields.get("eprint", "")
     return {entry.fields["year"], f"20{number[:2]}"} if _ARXIV.fullmatch(number) else {entry.fields["year"]}
 

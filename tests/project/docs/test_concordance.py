@@ -1,4 +1,4 @@
-"""The concordance: every line that it names runs, commands are parsed, and both languages have the same rows."""
+"""Tests of the concordance: every named line runs, commands are parsed, and both languages have the same rows."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ PAGES = {language: ROOT / "docs" / language / "concordance.md" for language in (
 
 
 class Row(NamedTuple):
-    """A section, or a part of one, and what the page says of it."""
+    """A section, or a part of one, and the page's entry for it."""
 
     number: str
     lines: list[str]
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A tutorial: how many sections and parts it is said to have, and its rows."""
+    """A tutorial: the stated numbers of sections and parts, and its rows."""
 
     sections: int
     parts: int
@@ -33,7 +33,7 @@ class Document(NamedTuple):
 
 
 def read(language):
-    """The tutorials of a page."""
+    """Return the tutorials of a page."""
     text = PAGES[language].read_text(encoding="utf-8")
     documents = []
     for piece in text.split("\n## ")[1:]:
@@ -54,7 +54,7 @@ EXPRESSIONS = [line for line in LINES if line not in COMMANDS]
 
 @pytest.fixture(scope="module")
 def prepared():
-    """What the block at the top of the page makes."""
+    """Return the names that the block at the top of the page defines."""
     (block,) = re.findall(r"```python\n(.*?)```", PAGES["en"].read_text(encoding="utf-8"), re.DOTALL)
     names = {}
     exec(compile(block, str(PAGES["en"]), "exec"), names)

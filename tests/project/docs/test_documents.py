@@ -1,4 +1,4 @@
-"""Every document runs: its Python prints what it shows, in both languages, and its links lead somewhere."""
+"""Every document runs: its Python prints what it shows, in both languages, and its links work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SLOW = ("learning.md", "conformance.md", "audit.md", "theory-trained.md", "appr
 
 
 class Block(NamedTuple):
-    """A fenced block, where its first line stands, and whether it directly follows the block before it."""
+    """A fenced block, its first line, and whether it directly follows the block before it."""
 
     language: str
     text: str
@@ -71,9 +71,9 @@ def named(path: Path) -> str:
 
 
 def with_python() -> list[object]:
-    """Documents with code; in Chinese ones it is that of the English ones, so that running one of the two says both.
+    """Return the documents with code; Chinese ones have the code of the English ones, so that one of the two is enough.
 
-    What trains, or checks hundreds of cases, takes most of a minute; the other pages of ``_SLOW`` take many seconds.
+    Documents that train or check hundreds of cases take most of a minute; other pages of ``_SLOW`` take many seconds.
     """
     found = [document for document in DOCUMENTS if "```python" in document.read_text("utf-8")]
     chinese = {theirs for _, theirs in PAIRS}
@@ -85,16 +85,16 @@ def with_python() -> list[object]:
 
 
 def with_commands() -> list[Path]:
-    """English documents with commands, and Chinese ones whose commands print Chinese; the output of others is equal."""
+    """Return English documents with commands, and Chinese ones whose commands print Chinese; others print the same."""
     english = [own for own, _ in PAIRS if "```console" in own.read_text("utf-8")]
     return english + [own for _, own in PAIRS if f"\n{_IN_CHINESE}" in own.read_text("utf-8")]
 
 
 @pytest.fixture
 def _threads(document):
-    """What torch's operations hold grows with its threads, and the README says what two of them do; one is enough else.
+    """Use two threads for the README, which states the memory that torch's operations take with two, and one elsewhere.
 
-    Where every core runs tests, two threads wait for one another at every small operation: seconds become minutes.
+    If every core runs tests, two threads wait for one another at every small operation, and seconds become minutes.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(2 if document.name.startswith("README") else 1)
@@ -104,7 +104,7 @@ def _threads(document):
 
 @pytest.fixture
 def _not_installed(monkeypatch, without_native):
-    """`explain` says that saccade-cpu is not installed, as it does for most readers."""
+    """Let `explain` say that saccade-cpu is not installed, as for most readers."""
     monkeypatch.setattr("saccade.engine.kernels.native.abilities", lambda: None)
 
 
@@ -181,7 +181,7 @@ def test_both_languages_have_the_same_pages():
 
 
 def _without_comments(block: Block, translated: set[str]) -> tuple[str, object]:
-    """What must be equal in both languages; of a command that is ``translated``, the command alone."""
+    """Return the part of a block that must be equal in both languages: the command alone if it is ``translated``."""
     if block.language == "python":
         read = tokenize.generate_tokens(io.StringIO(block.text).readline)
         return block.language, [(token.type, token.string) for token in read if token.type not in _HIDDEN_TOKENS]
@@ -195,5 +195,5 @@ def _without_comments(block: Block, translated: set[str]) -> tuple[str, object]:
 
 
 def _squeezed(text: str) -> str:
-    """Without trailing spaces and empty lines, which a table has where a document need not."""
+    """Remove trailing spaces and empty lines, which a table has and a document need not have."""
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())

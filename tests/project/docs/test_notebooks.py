@@ -34,7 +34,7 @@ def code(notebook):
 
 
 def shown(notebook):
-    """Of every cell what it prints, and how many pictures it draws; a warning or an error is neither."""
+    """Return the printed text and the number of pictures of every cell; a warning or an error is neither."""
     found = []
     for cell in code(notebook):
         assert {output.get("name", "stdout") for output in cell.outputs} <= {"stdout"}, cell.source
@@ -59,7 +59,7 @@ def without_words(source):
 
 
 def runs():
-    """Both in English; the Chinese ones hold the same code and show the same, so that they are run more rarely."""
+    """Return all notebooks in both languages; Chinese ones hold the same code and results, and are run less often."""
     return [
         pytest.param(name, language, id=f"{language}-{name}", marks=[pytest.mark.slow] if language == "zh" else [])
         for name in NAMES

@@ -12,7 +12,7 @@ NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 def _answer(words, things):
-    """From the scene as a table of (row, column, digit, ink)."""
+    """Answer from the scene as a table of (row, column, digit, ink)."""
     there = [(i // 2, i % 2, own % 10, "dark" if own >= 10 else "light") for i, own in enumerate(things) if own != 20]
     text = " ".join(words)
     if text.startswith("what stands at"):

@@ -12,7 +12,7 @@ PATH = Path(__file__).parents[3] / "examples" / "caption_scenes.py"
 
 
 def _log_prob(given, tokens, example):
-    """Of a whole sentence under the first picture, by the chain rule."""
+    """Return the log-probability of a whole sentence under the first picture, by the chain rule."""
     full = torch.tensor([[example.scenes.START, *tokens]])
     return float(given(full)[0, :-1].log_softmax(-1)[range(len(tokens)), tokens].sum())
 
@@ -87,5 +87,5 @@ def test_a_decoder_learns_to_look(example, tmp_path):
     run = example.run_of("look", 0, example.Settings(steps=500, save_every=500), train, tmp_path)
     run.train()
     drawn = example.scenes.drawn(test, 200, np.random.default_rng(0), held_out=True)
-    # Who guesses one of ten digits twice or more often is right once in a hundred scenes at best.
+    # Guessing one of ten digits twice or more often succeeds in at most one scene in a hundred.
     assert example.are_right(example.write(run.module, drawn.images, 1), drawn).mean() > 0.03

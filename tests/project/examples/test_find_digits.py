@@ -1,4 +1,4 @@
-"""What is found is held against what is there as one would by hand; and queries learn to find."""
+"""Tests of the search for digits: results are checked by hand, and queries learn to find."""
 
 import json
 from pathlib import Path

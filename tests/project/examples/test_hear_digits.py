@@ -154,7 +154,7 @@ def test_noise_has_the_requested_level_and_loudness_has_no_effect(sounds):
     signal, rows = sounds.heard(both, np.array([0, 2]), np.array([200.0, 200.0]), np.random.default_rng(0))
     assert rows == [101, 55]
     torch.testing.assert_close(signal[1, :55].mean(), torch.tensor(0.0), atol=1e-4, rtol=0.0)
-    # Where the tone is not, only noise is: 20 decibels are log(100) of its power.
+    # Outside of the tone there is only noise: 20 decibels are log(100) of its power.
     high = [
         sounds.heard(both, np.array([0]), np.array([level]), np.random.default_rng(0))[0][0, 5:95]
         for level in (0.0, 20.0)
@@ -237,7 +237,7 @@ def test_training_improves_recognition(example, telephone, monkeypatch, tmp_path
     assert told["rows"] == rows
     assert told["settings"]["steps"] == 250
     assert (tmp_path / "looks.png").read_bytes().startswith(b"\x89PNG")
-    # What is trained is not trained again.
+    # A trained model is not trained again.
     monkeypatch.setattr(example.study.Run, "_learn", None)
     assert example.main(["--quick", "--out", str(tmp_path), "--data", str(telephone)]) == rows
 

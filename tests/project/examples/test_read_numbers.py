@@ -272,7 +272,7 @@ def test_classifiers_read_a_number_right_when_every_digit_is(example):
     pictures = example.compose(test, 200, example.QUICK, np.random.default_rng(2), held_out=True)
     for right in example.told_where(train, test, pictures).values():
         assert 0.8 < sum(right) / 200 < 1.0
-    # What it learned from is known to the nearest neighbour to the last digit.
+    # Training numbers are known to the nearest neighbour to the last digit.
     known = example.compose(train, 200, example.QUICK, np.random.default_rng(2), held_out=True)
     assert all(example.told_where(train, train, known)["nearest neighbour"])
 

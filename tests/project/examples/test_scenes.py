@@ -1,4 +1,4 @@
-"""A scene shows what its sentence says, where its boxes are, and nothing that training has seen."""
+"""A scene shows the content of its sentence, in its boxes, and nothing that training has seen."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 def _heard(text):
-    """What stands in each cell, as one understands the sentence: (ink, digit), or None."""
+    """Return the content of each cell by the words of a sentence: (ink, digit), or None."""
     cells = [None] * 4
     for part in text.split(", "):
         row, column, ink, digit = part.split()

@@ -1,4 +1,4 @@
-"""Summaries: texts are cut into sentences, padding changes nothing, and both models learn."""
+"""Tests of summaries: texts are cut into sentences, padding changes nothing, and both models learn."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ NOUNS = ["game", "editor", "library", "server", "font", "player", "driver", "she
 
 
 def made(example, count=300):
-    """The sentence that counts begins with Overall, and stands anywhere; the summary is its noun, twice said."""
+    """Return texts with one sentence that begins with Overall, anywhere, and summaries of its noun."""
     rng = np.random.default_rng(0)
     texts, summaries = [], []
     for _ in range(count):
@@ -25,7 +25,7 @@ def made(example, count=300):
 
 
 def vectors(sentences):
-    """Which words are there."""
+    """Return a vector for each sentence that marks the words in it."""
     words = ["Overall", "Here", *NOUNS]
     return torch.tensor([[float(word in sentence.split()) for word in words] for sentence in sentences])
 

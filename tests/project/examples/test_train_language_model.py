@@ -67,7 +67,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(example, chinese, monkeypatch, 
     assert trained == []
     assert not list(tmp_path.rglob("*.part"))
 
-    # What is written is what is returned, and what is printed.
+    # The written, returned and printed results are the same.
     assert json.loads((tmp_path / "whole" / "card.json").read_text(encoding="utf-8")) == json.loads(json.dumps(whole))
     assert (tmp_path / "whole" / "losses.png").read_bytes().startswith(b"\x89PNG")
     assert [text["language"] for text in whole["texts"]] == ["English", "Chinese"]

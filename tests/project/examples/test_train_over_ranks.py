@@ -1,4 +1,4 @@
-"""The example that trains over ranks: as many processes as there are, the same losses."""
+"""The example that trains over ranks has the same losses for any number of processes."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "train_over_ranks.py"
 
 
 def losses(processes, *options):
-    """What a run prints, by step."""
+    """Run the example and return the printed losses, by step."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     found = subprocess.run(
         [*command, str(EXAMPLE), "--length", "256", *options],

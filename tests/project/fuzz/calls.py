@@ -1,4 +1,4 @@
-"""What is called, and how an answer is judged: it is the definition's, or one of our errors."""
+"""Random calls, and the judgement of an answer: it must equal the definition or be one of our errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WRONG = ("a string", -1, 3.5, None, torch.zeros(2), [], object(), True, float("n
 
 
 class WrongAnswerError(AssertionError):
-    """An answer that is neither right nor one of our errors."""
+    """A result that is neither right nor one of our errors."""
 
 
 def run(number: int) -> str:
-    """One call, drawn from a number; what kind it was, and whether it was answered.
+    """Make one call, drawn from a number; return its kind and whether it was answered.
 
     Raises:
         WrongAnswerError: what it answered, and how to see it again.
@@ -57,7 +57,7 @@ def judged(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, quantity: 
 
 
 def product(draw):
-    """`saccade.attention`, its gradients sometimes."""
+    """Call `saccade.attention`, sometimes with gradients."""
     given = drawing.inputs(draw)
     rule = drawing.rule(draw, len(given.query)) if draw.random() < 0.8 else drawing.Rule(None, None)
     chosen = drawing.options(draw, given)
@@ -81,7 +81,7 @@ def product(draw):
 
 
 def tensor_mask(draw):
-    """A bool tensor as a mask, of any shape that broadcasts."""
+    """Give a bool tensor of any shape that broadcasts as a mask."""
     given = drawing.inputs(draw)
     batch, heads, q_len, _ = given.query.shape
     shape = [draw.choice((1, size)) for size in (batch, heads, q_len, given.key.shape[2])]
@@ -97,7 +97,7 @@ def tensor_mask(draw):
 
 
 def questions(draw):
-    """Statistics and parts of the lazy matrix."""
+    """Ask for statistics and parts of the lazy matrix."""
     given = drawing.inputs(draw)
     rule, chosen = drawing.rule(draw, len(given.query)), drawing.options(draw, given)
     matrix = sc.AttentionMatrix(given.query, given.key, rule.mask, **chosen, **given.given_positions)
@@ -130,7 +130,7 @@ def questions(draw):
 
 
 def cached(draw):
-    """A prompt and steps of any sizes through a cache."""
+    """Run a prompt and steps of any sizes through a cache."""
     given = drawing.inputs(draw)
     length = given.key.shape[2]
     query = (
@@ -155,7 +155,7 @@ def cached(draw):
 
 
 def layer(draw):
-    """A layer: its output is that of its parts, by the definition."""
+    """Compare a layer with its parts, by the definition."""
     heads, share, head_dim = draw.choice((1, 2)), draw.choice((1, 2)), draw.choice((2, 5, 8))
     width, length, batch = heads * share * head_dim, draw.randint(0, drawing.MOST), draw.choice((0, 1, 2, 2))
     torch.manual_seed(draw.getrandbits(30))
@@ -179,7 +179,7 @@ def layer(draw):
 
 
 def mechanism(draw):
-    """A mechanism: its product is that of its own entries, whole, in halves and through a cache."""
+    """Compare a mechanism's product with its entries, whole, in halves and through a cache."""
     length, width = draw.randint(1, drawing.MOST), draw.choice((4, 8))
     torch.manual_seed(draw.getrandbits(30))
     make = draw.choice(MECHANISMS)
@@ -202,7 +202,7 @@ def mechanism(draw):
 
 
 def recorded(draw):
-    """What is recorded of a layer of torch are the weights that it returns."""
+    """Compare the recorded weights of a layer of torch with those that it returns."""
     length, heads = draw.randint(1, 12), draw.choice((1, 2, 4))
     torch.manual_seed(draw.getrandbits(30))
     layer = torch.nn.MultiheadAttention(8, heads, batch_first=True).eval()
@@ -215,7 +215,7 @@ def recorded(draw):
 
 
 def decoder(draw):
-    """A decoder: a prompt and steps of any sizes say what the whole text does, packed and padded too."""
+    """Compare a decoder's prompt and steps of any sizes with the whole text, also packed and padded."""
     torch.manual_seed(draw.getrandbits(30))
     heads = draw.choice((1, 2))
     config = models.DecoderConfig(
@@ -244,7 +244,7 @@ def decoder(draw):
 
 
 def wrong(draw):
-    """Something in the call is what nobody should hand over."""
+    """Make a call with one wrong argument."""
     given = drawing.inputs(draw)
     tensors, chosen = [given.query, given.key, given.value], {}
     name = draw.choice(
@@ -277,7 +277,7 @@ def wrong(draw):
 
 
 def constructors(draw):
-    """Masks of arguments at random: a mask that draws itself, or one of our errors."""
+    """Make masks with random arguments: each can be written out, or raises one of our errors."""
     joined = ("And", "Or", "Not", "After", "Mask")  # made by &, | and ~
     names = [name for name in sc.masks.__all__ if name not in joined and isinstance(getattr(sc.masks, name), type)]
     kind = getattr(sc.masks, draw.choice(names))

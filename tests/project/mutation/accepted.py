@@ -18,7 +18,7 @@ _LISTS = Path(__file__).parent / "accepted"
 
 
 class Accepted(NamedTuple):
-    """One entry; without lines it is a whole function."""
+    """One entry; without lines it stands for a whole function."""
 
     reason: str
     file: str
@@ -28,7 +28,7 @@ class Accepted(NamedTuple):
 
 
 def accepted() -> list[Accepted]:
-    """All entries of all lists."""
+    """Return all entries of all lists."""
     found: list[Accepted] = []
     for path in sorted(_LISTS.glob("*.txt")):
         reason = name = before = ""
@@ -49,7 +49,7 @@ def accepted() -> list[Accepted]:
 
 
 def is_whole(entries: list[Accepted], file: str, function: str) -> bool:
-    """Whether a function's mutants need not be run."""
+    """Return whether a function is accepted whole, so that its mutants need not be run."""
     return any(
         entry.before is None and fnmatchcase(file, entry.file) and fnmatchcase(function, entry.function)
         for entry in entries

@@ -1,4 +1,4 @@
-"""The laws of numbers, a case at a time: for mutation runs, which want many tests that each take little.
+"""The laws of numbers, case by case, for mutation runs, which want many short tests.
 
 Not run by itself: `tests/laws` tries all laws on all cases.
 """
@@ -18,12 +18,12 @@ DTYPES = {"tiled": torch.float64, "reference": torch.float64}
 
 
 def trials(cases, every):
-    """A kernel and a case: each kernel on every so-manieth."""
+    """Return pairs of a kernel and a case, with every n-th case for each kernel."""
     return [(impl, case) for impl, step in every.items() for case in cases[::step]]
 
 
 def faults(impl, laws, case):
-    """What a kernel does wrong in a case."""
+    """Return the faults of a kernel in a case."""
     laws = [law for law in laws if impl != "sdpa" or "lse" not in (law.needs or ())]
     return list(Executed(impl).faults(laws, [case], [DTYPES.get(impl, torch.float32)]))
 

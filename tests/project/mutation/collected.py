@@ -1,4 +1,4 @@
-"""The tests collected once: a mutant costs a fork and the tests that reach it, no start of pytest.
+"""Tests that are collected once: a mutant costs a fork and the tests that reach it, but no start of pytest.
 
 Tests run in the order of what they have caught before, in the same function and in the same file, then of the time
 they take.
@@ -72,8 +72,8 @@ class Collected(PytestRunner):
         function = mangled_name_from_mutant_name(mutant_name) if mutant_name else ""
         caught = _Caught(function)
         first, near = caught.read(), caught.read_near()
-        # Of many parameters of one test the first few come first: they differ less than tests do. What has caught
-        # something before comes first of all, unless it takes so long that others would not be run.
+        # The first few of a test's many parameters come first: they differ less than tests do. Tests that have caught
+        # something before come first of all, unless they take so long that others would not be run.
         times: dict[str, int] = {}
         order: dict[str, tuple[float, float, float]] = {}
         for item in items:
@@ -100,7 +100,7 @@ class Collected(PytestRunner):
 
 
 class _Caught:
-    """Which tests have caught mutants of a function, and how many."""
+    """The tests that have caught mutants of a function, with counts."""
 
     def __init__(self, function: str) -> None:
         self._file = _FOLDER / f"{function.replace(os.sep, '_')}.txt" if function else None
@@ -109,7 +109,7 @@ class _Caught:
         return Counter() if self._file is None or not self._file.exists() else _counted([self._file])
 
     def read_near(self) -> dict[str, int]:
-        """The same for all functions of the file."""
+        """Return the same for all functions of the file."""
         if self._file is None:
             return Counter()
         module = self._file.stem.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""What a run has found: counts by status, and survivors as the lines that differ."""
+"""The results of a run: counts by status, and survivors as changed lines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Survivor(NamedTuple):
 
 
 def counts(scratch: Path) -> Counter[str]:
-    """Mutants by status."""
+    """Return the number of mutants by status."""
     return Counter(status_by_exit_code[code] for _, codes in _found(scratch) for code in codes.values())
 
 
 def survivors(scratch: Path) -> Iterator[Survivor]:
-    """In the order of files; the working directory must be the scratch copy."""
+    """Yield survivors in the order of files; the working directory must be the scratch copy."""
     for path, codes in _found(scratch):
         for name, code in codes.items():
             if status_by_exit_code[code] in ("survived", "no tests"):
@@ -41,7 +41,7 @@ def survivors(scratch: Path) -> Iterator[Survivor]:
 
 
 def function_of(name: str) -> str:
-    """``saccade.plan.key_ranges.xǁSpansǁat__mutmut_3`` is ``Spans.at``."""
+    """Return the function of a mutant: ``saccade.plan.key_ranges.xǁSpansǁat__mutmut_3`` is ``Spans.at``."""
     last = name.rpartition(".")[2].partition("__mutmut")[0]
     return last[2:].replace("ǁ", ".") if last.startswith("xǁ") else last.removeprefix("x_")
 

@@ -27,7 +27,7 @@ ROOT = HERE.parents[2]
 
 
 class Package(NamedTuple):
-    """What is changed, and the tests that are run for it: few of all, and fast ones.
+    """The files to change, and a few fast tests to run for them.
 
     Attributes:
         files: of saccade, as patterns.
@@ -196,7 +196,7 @@ def _prepare(package: str, scratch: Path, *, types_too: bool) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Files that differ are written, so that those that were not changed keep their time."""
+    """Copy only files that differ, so that the others keep their time."""
     for path in source.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             own = target / path.relative_to(source)

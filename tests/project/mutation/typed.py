@@ -1,6 +1,6 @@
-"""Which mutants a type checker catches, told by the lines of each: mutmut would parse all mutants again for that.
+"""Mutants that a type checker catches, found by their line numbers: mutmut would parse all mutants again for that.
 
-Kept in the scratch copy as long as no mutant changes.
+The results are kept in the scratch copy until a mutant changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Caught(NamedTuple):
 
 
 def install() -> None:
-    """Make mutmut do so."""
+    """Make mutmut use the results of the type checker that are read here."""
     mutmut.filter_mutants_with_type_checker = _caught
 
 
@@ -46,7 +46,7 @@ def _caught() -> dict[str, Any]:
 
 
 def _of_mutants(errors: list[tuple[str, int, str]]) -> dict[str, Any]:
-    """Errors by mutant; what is said of the unchanged copy of a function, too, is said of copies, not of changes."""
+    """Return errors by mutant, without those that the unchanged copy of a function has, too."""
     placed, spans = [], dict[str, Any]()
     for path, line, sentence in errors:
         if path not in spans:

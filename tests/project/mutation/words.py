@@ -1,7 +1,7 @@
-"""Which mutants only change what is said: sentences of errors, names in them, texts for the eye.
+"""Mutants that only change texts, to be skipped: error messages, names in them, texts to be printed.
 
-Whatever is raised is left alone, whole; so are the texts a check is told to say, what `repr` and friends write, and
-``strict=True`` of zip, which would only raise.
+The arguments of a ``raise`` are left alone as a whole. So are the texts that are given to checks, those that `repr`
+and similar methods write, and ``strict=True`` of zip, which would only raise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHECKS = _set("""
 
 
 def install() -> None:
-    """Make mutmut leave them out."""
+    """Make mutmut skip these mutants."""
     create, entries = file_mutation.create_mutations, accepted()
 
     def heard(name: str, *args: object) -> tuple[cst.Module, list[Mutation], set[str], set[str]]:
@@ -100,7 +100,7 @@ class _Words(cst.CSTVisitor):
 
 
 def _named(module: cst.Module) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Functions and methods by their names."""
+    """Yield functions and methods with their names."""
     for node in module.body:
         if isinstance(node, cst.FunctionDef):
             yield node, node.name.value

@@ -1,4 +1,4 @@
-"""The wheel and the source archive, built once, and an environment in which nothing of saccade but the wheel is."""
+"""The wheel and the source archive, built once, and an environment with nothing of saccade but the wheel."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Built(NamedTuple):
-    """What a release uploads."""
+    """The files that a release uploads."""
 
     wheel: Path
     sdist: Path
@@ -28,7 +28,7 @@ class Installed(NamedTuple):
     empty: Path
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
-        """What a program of the environment prints; its errors fail the test."""
+        """Return the output of a program of the environment; its errors fail the test."""
         program = [self.folder / "bin" / command[0], *command[1:]]
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
@@ -40,7 +40,7 @@ class Installed(NamedTuple):
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """By the build tools of this environment: nothing is fetched."""
+    """Build with the tools of this environment; nothing is fetched."""
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
@@ -51,7 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Installed]:
-    """Makes an environment with what is given; all else comes from this one, less what its .pth files add."""
+    """Return a function that makes an environment with packages; the rest is from this one, without its .pth files."""
 
     def made(*archives: Path) -> Installed:
         folder = tmp_path_factory.mktemp("environment")
@@ -70,5 +70,5 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Insta
 
 @pytest.fixture(scope="session")
 def installed(built: Built, environment: Callable[..., Installed]) -> Installed:
-    """An environment with the wheel."""
+    """Return an environment with the wheel."""
     return environment(built.wheel)

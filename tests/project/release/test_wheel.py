@@ -1,4 +1,4 @@
-"""What a release uploads: the wheel is whole, installs and runs outside of the checkout; the source archive, too."""
+"""Tests of the files of a release: the wheel is complete, and wheel and source archive run outside of the checkout."""
 
 import base64
 import csv

@@ -1,4 +1,4 @@
-"""What type checkers say of the public calls; checked by them, never run (`test_type_checkers`)."""
+"""Public calls with the types that type checkers must infer; never run, but checked by `test_type_checkers`."""
 
 from contextlib import AbstractContextManager
 from typing import assert_type
@@ -41,7 +41,7 @@ assert_type(A.to("cpu"), sc.AttentionMatrix)
 assert_type(A.shape, tuple[int, int, int, int])
 either: Matrix = A
 
-# What it costs, and what a model attends to.
+# The cost of a mask, and the attention of a model.
 assert_type(sc.cost(causal, 1024), sc.Cost)
 assert_type(sc.compare(query, key, value, [sc.mechanisms.Linear()]), Comparison)
 model = nn.Linear(4, 4)

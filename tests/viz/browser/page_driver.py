@@ -1,4 +1,4 @@
-"""Where things stand on the screen of a page, and waiting for what it does."""
+"""Helpers that find places on the screen of a page and wait for its reactions."""
 
 import time
 
@@ -8,7 +8,7 @@ __all__ = ["at", "pixel", "until"]
 
 
 def until(page, expression, seconds=20.0):
-    """Ask again and again until an expression is true: the policy of a page forbids a browser to do so by itself."""
+    """Poll until an expression is true: the policy of a page forbids a browser to do so by itself."""
     end = time.monotonic() + seconds
     while not _is_true(page, expression):
         assert time.monotonic() < end, f"never: {expression}"
@@ -25,7 +25,7 @@ def _is_true(page, expression):
 
 
 def at(page, query, key):
-    """The middle of a pair's cell, on the screen."""
+    """Return the middle of a pair's cell on the screen."""
     return page.evaluate(
         """([query, key]) => {
           const map = saccade.mapView, [x, y, w, h] = map.view, { box } = map;
@@ -37,7 +37,7 @@ def at(page, query, key):
 
 
 def pixel(page, query, key):
-    """The colour in the middle of a pair's cell."""
+    """Return the colour in the middle of a pair's cell."""
     until(page, "!saccade.mapView.waiting")
     return page.evaluate(
         """([query, key]) => {

@@ -55,7 +55,7 @@ def test_text_from_outside_is_only_text(open_page, tmp_path):
     shown = page.eval_on_selector_all("[data-token]", "all => all.map((one) => one.textContent)")
     as_they_are = [0, 1, 2, 3, 4, 5, 6, 7, 8, 15, 16]
     assert [shown[place] for place in as_they_are] == [HOSTILE[place] for place in as_they_are]
-    # What would not be seen, or would turn the line around, is written as its escape.
+    # Characters that are invisible or would reverse the line are written as escapes.
     assert shown[12:15] == ["\\x00\\x1b[31m", "\\u202eevil", "\\ud83d"]
     page.mouse.move(*at(page, 8, 0))
     assert HOSTILE[0] in page.locator(".tip").inner_text()

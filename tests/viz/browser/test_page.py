@@ -1,4 +1,4 @@
-"""What a person sees and does on a page."""
+"""Tests of what a page shows and of its reactions to mouse and keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _tile(page, layer, head):
 
 
 def _order(page):
-    """Numbers of the heads, four a layer, in the order in which they stand."""
+    """Return the numbers of the heads, four a layer, in the displayed order."""
     count = "all => all.map((one) => 4 * one.dataset.layer + 1 * one.dataset.head)"
     return page.eval_on_selector_all("[data-head]", count)
 
@@ -133,7 +133,7 @@ def test_pointing_at_a_token_lights_what_it_looks_at(open_page, path, given):
 
 
 def _alpha(backgrounds):
-    """``rgba(r, g, b, a)`` and ``rgb(r g b / a)`` alike."""
+    """Return the alpha of ``rgba(r, g, b, a)`` or ``rgb(r g b / a)``."""
     return [re.sub(r"rgba\(.*, ([\d.]+)\)", r"rgb(/ \1)", own) for own in backgrounds]
 
 

@@ -136,7 +136,7 @@ def written(folder, given, **options):
 
 
 def pooled(weights, allowed, bins, without=()):
-    """Of every cell the allowed weight that is farthest from 0, NaN where none is; some keys may be left out."""
+    """Return for every cell the allowed weight that is farthest from 0, or NaN; some keys may be left out."""
     rows, columns = (np.arange(n) * min(bins, n) // n for n in weights.shape)
     shown = np.where(allowed, weights.astype(float), np.nan)
     shown[:, list(without)] = np.nan

@@ -1,4 +1,4 @@
-"""What a page's file holds of every kind of layer is what the dense matrix says."""
+"""The file of a page holds the numbers of the dense matrix, for every kind of layer."""
 
 from functools import cache
 
@@ -19,13 +19,13 @@ def case_of(name):
 
 @pytest.fixture(scope="module", params=[*((name, 1) for name in CASES), *((name, 0) for name in FIRST)], ids=str)
 def shown(request, tmp_path_factory):
-    """A case, one of its batch items, and its page."""
+    """Return a case, one of its batch items, and its page."""
     (name, item), folder = request.param, tmp_path_factory.mktemp("pages")
     return case_of(name), item, written(folder, case_of(name).given, batch=item, size=100_000_000)
 
 
 def is_close(found, expected, top, *, is_signed):
-    """At most a step of the scale too large: 6 %, of signed weights 12 %; a millionth of the largest is nothing."""
+    """Check that numbers are at most a step of the scale too large: 6 %, or 12 % if signed; tiny ones may be 0."""
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     slack = 10 ** (6 / (126 if is_signed else 253)) - 1 + 1e-3
     np.testing.assert_allclose(found, expected, rtol=slack, atol=2e-6 * top)
@@ -34,12 +34,12 @@ def is_close(found, expected, top, *, is_signed):
 
 
 def strongest(lines, k):
-    """The k weights of every line that are farthest from 0, without their signs."""
+    """Return the k weights of every line that are farthest from 0, without their signs."""
     return -np.sort(-np.abs(lines), -1)[:, :k]
 
 
 def check_strongest(found, lines, k):
-    """Weights with their places: those that are farthest from 0, and nothing else."""
+    """Check that weights and places are those farthest from 0, and no others."""
     weights, places = found
     order = np.argsort(-np.abs(weights), -1, kind="stable")
     weights, places = (np.take_along_axis(one, order, -1) for one in (weights, places))
@@ -123,7 +123,7 @@ def test_received(shown):
 
 
 def largest_of(case, item):
-    """The mean of the largest weight of queries: of distributions, of those that see something."""
+    """Return the mean of each query's largest weight; for distributions, only over queries that see a key."""
     largest = case.dense[item].max(-1)
     is_sum = np.abs(case.dense[item].sum(-1) - 1) < 0.01
     if (is_sum | (largest == 0)).all() and not case.is_signed:

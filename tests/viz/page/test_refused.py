@@ -1,4 +1,4 @@
-"""What makes no page is told in one sentence, before any weight is computed and before any file is touched."""
+"""Inputs without a page are refused with one sentence before any weight is computed and any file is touched."""
 
 import re
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from saccade.viz import live_report, report, report_widget
 
 
 class Watched(Matrix):
-    """Counts how often its blocks are asked for."""
+    """A matrix that counts how often its blocks are computed."""
 
     def __init__(self, inner):
         self.inner, self.asked = inner, 0

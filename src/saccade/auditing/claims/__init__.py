@@ -35,7 +35,7 @@ def checked_names(claims: Sequence[str]) -> tuple[str, ...]:
     """Validate the names of requested claims, and return them in the order of `CLAIMS`; "all" requests every claim.
 
     Raises:
-        ValueError: no claim has one of the names.
+        ValueError: a name is not the name of a claim.
     """
     names = (claims,) if isinstance(claims, str) else tuple(claims)
     for name in names:

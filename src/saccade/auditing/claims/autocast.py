@@ -1,4 +1,4 @@
-"""Claims about autocast to bfloat16: rows depend on no forbidden token, and runs differ by rounding alone."""
+"""The claims that, under autocast to bfloat16, rows depend on no forbidden token and runs differ only by rounding."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _ITEMS = 4  # number of items whose influence is measured
 
 
 def batch(measured: ModelMeasurements) -> list[ClaimResult]:
-    """Check by gradients and changes that no batch item depends on another; if one does, name the first leaking module.
+    """Check by gradients and changes that batch items are independent; if not, name the first module that leaks.
 
     Gradients also detect influences that cancel except for rounding, such as a maximum over the batch that is
     subtracted and later added.

@@ -88,7 +88,10 @@ def _check_rows(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> 
 
 
 def _has_other_terms(total: Tensor, mean: Tensor) -> bool:
-    """Return whether a loss may include other terms, such as expert balancing: it is between 1 and 2 times the mean."""
+    """Return whether the total loss may include terms besides cross-entropy, such as an expert-balancing loss.
+
+    This is assumed if it exceeds the mean cross-entropy over the labelled rows, but is less than twice that mean.
+    """
     return bool(total > mean) and bool(total < 2 * mean)
 
 

@@ -23,7 +23,7 @@ _ROUNDING = 64  # in units of eps; a smaller change may be rounding, so gradient
 
 
 def states(measured: ModelMeasurements) -> list[ClaimResult]:
-    """Check each module that mixes tokens on packed documents, and the whole model on two texts in succession."""
+    """Check each module that mixes tokens on packed documents, and the whole model on two consecutive texts."""
     return [_packed(measured), _between_calls(measured)]
 
 

@@ -38,7 +38,7 @@ def _as_in_inference(measured: ModelMeasurements) -> Iterator[ClaimResult]:
 
 
 def _with_module(measured: ModelMeasurements, claim: ClaimResult) -> ClaimResult:
-    """Name the first module whose rows differ in training in a broken claim; return other claims unchanged."""
+    """Add the first module whose rows differ in training to a broken claim; return other claims unchanged."""
     makers = {"in training, without dropout": "trained", "recomputed in the backward pass": "checkpointed"}
     if claim.finding is None or claim.name not in makers:
         return claim

@@ -40,7 +40,7 @@ class BlockFolder:
         max_bytes: largest total size of the files.
 
     Raises:
-        ValueError: a path that may not be read or written, or that is not an ordinary folder.
+        ValueError: the path may not be read or written, or is not an ordinary folder.
     """
 
     def __init__(self, folder: Path, max_bytes: int):

@@ -45,7 +45,7 @@ class PrefixStore:
             shared.
 
     Raises:
-        TypeError, ValueError: invalid arguments, a path that is not a folder, or a folder that may not be read or
+        TypeError, ValueError: an argument is invalid, the path is not a folder, or the folder may not be read or
             written.
 
     Cost: each block has a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements. To restore a
@@ -105,8 +105,8 @@ class PrefixStore:
 
         Args:
             tokens: the tokens of one sequence.
-            cache: an empty cache with a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, for a batch of
-                one.
+            cache: an empty cache with a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, for batch size
+                1.
             device: the device of the model.
 
         Returns:
@@ -137,7 +137,7 @@ class PrefixStore:
 
         Args:
             tokens: the tokens of the sequence; the cache starts with them and may contain more.
-            cache: a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, with a batch of one and positions 0,
+            cache: a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, with batch size 1 and positions 0,
                 1, 2, …
 
         Returns:
@@ -145,8 +145,8 @@ class PrefixStore:
             stored. Blocks for which there is no room in ``max_bytes`` are not stored either.
 
         Raises:
-            ValueError, UnsupportedError: a cache of another kind, with a batch other than one, with other positions, or
-                with fewer tokens.
+            ValueError, UnsupportedError: the cache has the wrong type, a batch size other than 1, or positions that do
+                not start at 0 or have gaps, or it contains fewer tokens than ``tokens``.
         """
         layers = _layers(cache)
         chain, length = self._chain(tokens), layers[0].length
@@ -265,7 +265,7 @@ def fingerprint(model: nn.Module) -> str:
         64 hexadecimal digits, the same in every process.
 
     Raises:
-        TypeError: not a module.
+        TypeError: ``model`` is not a module.
 
     Cost: reads every weight once.
 

@@ -71,8 +71,8 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
         fingerprint: the `fingerprint` of the model that computed the cache. `load_cache` then requires the same one.
 
     Raises:
-        TypeError: not a cache, or not a path.
-        UnsupportedError: a cache or a scorer that cannot be saved to a file.
+        TypeError: ``cache`` is not a cache, or ``path`` is not a path.
+        UnsupportedError: the cache or its scorer cannot be saved to a file.
         ImportError: safetensors is not installed.
         OSError: the file cannot be written.
 
@@ -101,7 +101,7 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
 def load_cache(
     path: str | os.PathLike[str], *, fingerprint: str | None = None, device: torch.device | str = "cpu"
 ) -> Cache | LayerCache:
-    """Return a cache loaded from a file that `save_cache` wrote.
+    """Load a cache from a file that `save_cache` wrote.
 
     Args:
         path: the file.
@@ -109,11 +109,11 @@ def load_cache(
         device: the device of the cache.
 
     Returns:
-        A cache of the same kind and with the same contents as the saved one.
+        A cache of the same type and with the same contents as the saved one.
 
     Raises:
         ImportError: safetensors is not installed.
-        TypeError: not a path.
+        TypeError: ``path`` is not a path.
         ValueError: the file is missing, truncated or damaged, is not a cache, is from a different version or for a
             different model, or describes a cache that cannot exist.
     """
@@ -172,7 +172,7 @@ def _load_layer(tree: object, name: str, tensors: dict[str, Tensor], depth: int 
 
 
 def _settings(cache: LayerCache) -> dict[str, Any]:
-    """Return the kind and the settings of a cache as JSON.
+    """Return the type and the settings of a cache as JSON.
 
     Raises:
         UnsupportedError: the cache, its scorer or its rotary encoding is of a type that files do not support.
@@ -209,7 +209,7 @@ def _settings(cache: LayerCache) -> dict[str, Any]:
 
 
 def _new_cache(contents: Contents) -> LayerCache:
-    """Return an empty cache with the kind and settings from a file."""
+    """Return an empty cache with the type and settings from a file."""
     kind = _KINDS.get(contents.kind)
     if kind is None:
         raise MisfitError("describes a cache of an unknown kind")

@@ -1,4 +1,4 @@
-"""Tensor files in safetensors format with a checksum. A file is either complete or absent."""
+"""Read and write tensor files in safetensors format with a checksum. A file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Parse the bytes of a tensor file into tensors by name and the description. Raise the errors of `read_tensors`."""
+    """Parse the bytes of a tensor file into tensors by name and the description; errors are as for `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
@@ -113,7 +113,7 @@ def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     rule = _RULE.format(kind)
     try:
         tensors = load(raw)
-    except (SafetensorError, KeyError, ValueError):  # a dtype that torch does not have raises a KeyError
+    except (SafetensorError, KeyError, ValueError):  # a dtype that torch does not support raises a KeyError
         raise value_error("path", rule, f"a truncated, damaged or foreign file of {len(raw)} bytes") from None
     about = _header_description(raw)
     if about is None:

@@ -67,9 +67,9 @@ class DecayTerm(Term):
         return rows - self._middle[..., 0]
 
     def has_narrow_range(self) -> bool:
-        """Return whether the cumulative sums span so small a range that `of_keys` is as exact as the scores.
+        """Return whether the cumulative sums span so small a range that `of_keys` is as accurate as the scores.
 
-        Sums on the meta device, as in a dry run, count as narrow.
+        On the meta device, as in a dry run, the range is assumed to be narrow.
         """
         source = self.source.detach()
         return source.is_meta or not source.numel() or bool((source.amax(3) - source.amin(3)).max() <= _NARROW_RANGE)

@@ -1,4 +1,4 @@
-"""Score functions of users, like FlexAttention's ``score_mod``. Each changes the scores of a whole tile per call."""
+"""User-defined score functions, like FlexAttention's ``score_mod``. Each call changes the scores of an entire tile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.support.errors import kind, type_error, value_error
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Modification:
-    """A user's score function (``score_mod``) and the tensors that it captures and that need gradients.
+    """A user's score function (``score_mod``) and the captured tensors that need gradients.
 
     Args:
         function: ``(score, b, h, q, kv) -> score``.
@@ -25,7 +25,7 @@ class Modification:
 
     @classmethod
     def of(cls, function: ScoreMod, place: tuple[Tensor, ...], dtype: torch.dtype) -> Modification:
-        """Create the modification. The score function is called on one pair to find captured tensors with gradients.
+        """Create the modification. The function is called on one pair to find captured tensors that need gradients.
 
         Args:
             function: the user's score function.

@@ -17,7 +17,7 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
         sink_logit: ``[heads]``, in the dtype of the lse.
 
     Returns:
-        Output and lse with the sink included. For a row without visible keys, they stay 0 and -inf.
+        The output and the lse with the sink included. For a row without visible keys, they remain 0 and -inf.
     """
     sink, empty = sink_logit[None, :, None], lse == -math.inf
     lse = lse.masked_fill(empty, 0.0)  # second derivatives at -inf are NaN

@@ -27,7 +27,7 @@ class Term(Protocol):
     is_materialised: bool
 
     def of(self, source: Tensor) -> Term:
-        """Return the same bias term for another source tensor of the same shape."""
+        """Return this bias term with a different source tensor of the same shape."""
         ...
 
     def permuted(self, rows: Tensor, kv_len: int) -> Term:
@@ -39,7 +39,7 @@ class Term(Protocol):
         ...
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return the bias at the given batch, head, query and key indices, for kernels that read single pairs."""
+        """Return the bias at the given batch, head, query and key indices, for kernels that read individual pairs."""
         ...
 
     def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
@@ -133,11 +133,11 @@ def rows_of(x: Tensor, tile: Tile) -> Tensor:
 
 
 def entry(x: Tensor, *place: Tensor) -> Tensor:
-    """Return the entries of a bias tensor at four index tensors, one for each axis. Axes of size 1 are broadcast."""
+    """Index a bias tensor by four tensors, one per axis, and return the entries. Axes of size 1 are broadcast."""
     return x[tuple(index if size > 1 else index - index for size, index in zip(x.shape, place, strict=True))]
 
 
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
-    """Sum a bias gradient over the batch or head axis where ``like``, a tensor shaped like the bias, has size 1."""
+    """Sum a bias gradient over the batch and head axes that have size 1 in ``like``, a tensor shaped like the bias."""
     few = [axis for axis in range(2) if like.shape[axis] == 1 < x.shape[axis]]
     return x.sum(few, keepdim=True) if few else x

@@ -96,11 +96,11 @@ class HeadGroup(NamedTuple):
         return self.heads.stop - self.heads.start
 
     def of_queries(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """Return a copy of this head group's part of a query tensor, ``[q_len, heads, width]`` in compute dtype."""
+        """Return a copy of this head group's part of a query tensor, ``[q_len, heads, width]`` in the compute dtype."""
         return x[self.item, self.heads].transpose(0, 1).contiguous().to(inputs.compute_dtype)
 
     def of_keys(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """Return this head group's part of a key or value tensor, ``[kv_len, width]`` in compute dtype."""
+        """Return this head group's part of a key or value tensor, ``[kv_len, width]`` in the compute dtype."""
         return x[self.item, self.kv_head].to(inputs.compute_dtype)
 
     def allowed(self, mask: SelectedBlocks, rows: Tensor, keys: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class HeadGroup(NamedTuple):
             inputs: the checked inputs.
             rows: indices of queries, int64 ``[rows]``.
             keys: indices of keys, int64 ``[rows | 1, keys]``.
-            dropped: the dropout of the call.
+            dropped: the dropout settings of the call.
         """
         rows, at = rows[:, None], at_positions(inputs.rule)
         if at is None:
@@ -195,7 +195,7 @@ class QueriesByBlock:
 
 
 def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
-    """Return bounds on the keys visible to each row, with separate bounds for batch items only if masks differ."""
+    """Return bounds on the keys visible to each row, with separate bounds per batch item only if the masks differ."""
     (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     items = [ALL] if mask.shape[0] == 1 else list(range(batch))
     row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))
@@ -204,7 +204,7 @@ def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
 
 
 def visible_ranges(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Return starts and ends of key ranges known to be visible to each query, int64 ``[items | 1, q_len, ranges]``."""
+    """Return the starts and ends of key ranges known to be visible to each query, ``[items | 1, q_len, ranges]``."""
     mask, (batch, _, q_len, _) = selected_blocks(inputs), inputs.shape
     all_rows, items = row_bounds(inputs, mask.rule, range(q_len)).all_rows, 1 if mask.rule.shape[0] == 1 else batch
     starts, ends = (

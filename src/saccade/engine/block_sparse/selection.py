@@ -1,4 +1,4 @@
-"""Selection of the highest-scoring key blocks for each query."""
+"""Select the highest-scoring key blocks for each query."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
     Unlike with ``topk``, the choice between equal entries does not depend on later entries of the row. NaN counts as
     the largest value.
 
-    Cost: that of ``topk``, and one pass to detect ties. Only rows with a tie for the last selected entry are
+    Cost: the same as ``topk``, plus one pass to detect ties. Only rows with a tie for the last selected entry are
     recomputed.
     """
     top = scores.topk(k, -1, sorted=False)
@@ -47,9 +47,9 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
 def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor], k: int, size: int) -> Tensor:
     """Return the blocks selected for each query, int32 ``[batch | 1, heads | kv_heads | 1, q_len, slots]``.
 
-    The ``k`` blocks with the highest scores are selected, among those that are visible to the query. Ties go to the
-    lower positions. Blocks of several keys that are only partly visible are always selected, and count towards ``k``.
-    The format is described in `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
+    The ``k`` highest-scoring blocks among those visible to the query are selected. Ties go to the lower positions.
+    Blocks of several keys that are only partly visible are always selected, and count towards ``k``. The format is
+    described in `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
 
     Args:
         inputs: the checked inputs.
@@ -57,7 +57,7 @@ def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor]
         k: number of blocks to select for each query.
         size: number of keys in a block.
 
-    Cost: that of computing the scores, a chunk of rows at a time, and their ``topk``.
+    Cost: the scores are computed a chunk of rows at a time, with one ``topk`` for each chunk.
     """
     batch, heads, q_len, kv_len = inputs.shape
     blocks, parts = -(-kv_len // size), []

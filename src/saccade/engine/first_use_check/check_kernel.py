@@ -25,7 +25,7 @@ _FLOOR = 0.1  # added to the size of each row, in units of the typical size, so 
 
 
 def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: bool) -> FirstUse:
-    """Run a kernel and compare a few of its rows with the definition.
+    """Run a kernel and compare a few of its rows with rows computed from the definition.
 
     The compared rows are the first, the last, rows on both sides of block and tile edges, and a few random rows. The
     compared heads are the first two and the first head of the next group in the first batch item, the last head of the
@@ -38,8 +38,8 @@ def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, grad
         gradients: whether to compare gradients as well, with respect to query, key, value and other tensors that
             require gradients.
 
-    Cost: one run of the kernel (with ``gradients``, also its backward pass), and the definition on a few rows of 5
-        heads.
+    Cost: one run of the kernel (with ``gradients``, also its backward pass), and computing a few rows of 5 heads from
+        the definition.
     """
     limit = _LIMITS[inputs.dtype]
     if inputs.dtype == torch.float32 and not inputs.query.is_cpu and torch.get_float32_matmul_precision() != "highest":
@@ -207,7 +207,7 @@ def _errors_of_gradients(
 
 
 def _worst_row(name: str, got: Tensor, want: Tensor, size: Tensor, pick: Pick, rows: list[int]) -> Compared:
-    """Return the largest error of the compared rows, relative to the size of each row."""
+    """Return the largest error of the compared rows, each relative to the row's possible rounding error."""
     got = got.to(want.dtype)
     difference = torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     sizes = size.norm(dim=-1)

@@ -9,7 +9,8 @@ attention needs both, and no public function offers them. Pitfalls in torch 2.13
 - the causal flag aligns upper-left;
 - masked scores, already -inf, are multiplied by the scale, which must therefore be above 0;
 - scores that are all NaN give 0 and lse 0 if they fit into one vector register, unless something is added to them;
-- widths of key and value must be equal, and if kv heads do not divide heads, the result is meaningless.
+- widths of key and value must be equal;
+- if the number of key heads does not divide the number of query heads, the result is meaningless.
 
 Callers pass checked shapes; this file handles the rest. `pairs` and `held` compute the cost of a call from the block
 sizes of the operation (``cpu_flash_attention`` in torch's ``FlashAttentionKernel.cpp``). They do not include the
@@ -127,7 +128,7 @@ def held(
         kv_heads, columns: numbers of heads and columns of the keys.
         dtype: dtype of all tensors.
         causal: as for `forward`.
-        added: numbers of batch items and heads that ``added`` has in `forward`; None without it.
+        added: numbers of batch items and heads that ``added`` has in `forward`; None if there is none.
         threads: number of threads that torch uses.
     """
     batch, heads, rows, width = q

@@ -1,4 +1,4 @@
-"""Construction of FlexAttention's BlockMask from the bounds of a mask instead of from all pairs."""
+"""Build FlexAttention's BlockMask from the bounds of a mask, without evaluating all pairs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def blocks_of(
 
 
 def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
-    """Count the keys of each group in each column block of a BlockMask, int64 ``[groups, len(edges) - 1]``."""
+    """Count the keys of each row group in each column block of a BlockMask, int64 ``[groups, len(edges) - 1]``."""
     below = np.zeros((len(spans.starts), len(edges)), dtype=np.int64)
     for slot in range(spans.starts.shape[1]):
         start, end = spans.starts[:, slot, None], spans.ends[:, slot, None]

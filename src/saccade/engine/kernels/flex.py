@@ -136,8 +136,8 @@ def _cached_block_mask(inputs: AttentionInputs) -> Any:
 def _score_mod(inputs: AttentionInputs) -> Any:
     """Return the ``score_mod`` for FlexAttention, which applies scale, softcap and bias, in this order.
 
-    Numbers are passed as tensors. Python numbers would become constants, so each value would need a separate graph,
-    and a changed softcap would not compile at all.
+    Scale and softcap are passed as tensors. As Python numbers, they would become constants, so each value would need a
+    separate graph, and a changed softcap would not compile at all.
     """
     bias, device = inputs.bias, inputs.device
     is_default = inputs.scale == inputs.query.shape[3] ** -0.5

@@ -226,7 +226,7 @@ def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tu
 
 
 def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return output and lse over all keys, given the results (output, lse) over two disjoint sets of keys."""
+    """Return the output and the lse over all keys, given the results (output, lse) over two disjoint sets of keys."""
     (a, lse_a), (b, lse_b) = left, right
     lse = torch.logaddexp(lse_a, lse_b)
     share = (lse_b - lse.masked_fill(lse == -math.inf, 0.0)).exp()[..., None]

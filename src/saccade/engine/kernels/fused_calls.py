@@ -60,7 +60,7 @@ def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
 
 
 def single_call(inputs: AttentionInputs) -> Call | None:
-    """Return the call to torch's flash operation that computes the full product; None if one is not enough.
+    """Return the call to torch's flash operation that computes the full product; None if one call is not enough.
 
     The call covers all rows and columns or, without a bias, a single range of columns, so that its keys are a view.
     """

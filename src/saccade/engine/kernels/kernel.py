@@ -79,7 +79,7 @@ def disabled_reasons(inputs: AttentionInputs) -> tuple[str, ...]:
     """Return the reason to skip GPU kernels if ``SACCADE_GPU=tiled`` allows only `tiled`; empty for other settings.
 
     Raises:
-        ValueError: the variable is neither "auto" nor "tiled".
+        ValueError: the environment variable is neither "auto" nor "tiled".
     """
     setting = os.environ.get(_VARIABLE, "auto")
     if setting not in _CHOICES:
@@ -135,7 +135,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        """Run the kernel. Return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``.
+        """Run the kernel; return the output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``.
 
         The lse may be None only if `verdict` rejects requests that need it and `supports_masked_rows` is False.
         """
@@ -148,7 +148,7 @@ class KernelWithBackward(Kernel):
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Run the kernel. Return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
+        """Run the kernel; return the output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """Return the peak bytes of the kernel's backward pass, including gradients but not saved tensors."""

@@ -89,7 +89,7 @@ def reads(dtype: torch.dtype) -> bool:
 
 
 def read_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of tensors for the compiled kernel: ``dtype`` if `reads` allows it, float32 if not."""
+    """Return the dtype in which the compiled kernel reads tensors: ``dtype`` if supported, float32 if not."""
     return dtype if reads(dtype) else torch.float32
 
 
@@ -226,7 +226,7 @@ def _verdict_of_few_keys(count: int) -> Verdict:
 
 
 def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
-    """Return why another kernel is faster than converting half-precision inputs to float32; None if none is."""
+    """Return why another kernel is faster than converting half-precision inputs to float32; None if no kernel is."""
     (_, heads, q_len, _), dtype = inputs.shape, inputs.query.dtype
     if not aten_flash.multiplies_slowly(dtype):
         return f"torch multiplies {str(dtype).removeprefix('torch.')} on this processor, and it would need float32"

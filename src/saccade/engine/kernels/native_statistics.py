@@ -22,7 +22,10 @@ _FAR = 1 << 30
 
 
 class Band(NamedTuple):
-    """A range of keys, ``first <= key < stop``. If ``follows`` is set, both ends are relative to the query's index."""
+    """Keys whose weights the compiled kernel sums for each row: ``first <= key < stop``.
+
+    If ``follows`` is set, ``first`` and ``stop`` are relative to the query's index.
+    """
 
     follows: bool
     first: int

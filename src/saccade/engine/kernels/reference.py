@@ -1,4 +1,4 @@
-"""Reference: a kernel that computes the definition of attention with dense weights. All others must agree with it."""
+"""Reference: a kernel that computes the definition of attention with dense weights. All kernels must agree with it."""
 
 from __future__ import annotations
 

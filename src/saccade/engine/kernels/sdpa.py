@@ -16,11 +16,11 @@ from saccade.support.torch_modes import is_transformed
 class Sdpa(Kernel):
     """Exact attention with torch's ``scaled_dot_product_attention``, for full and causal masks.
 
-    Torch selects a kernel for the device. Torch's causal flag aligns the first row with the first key, whereas our mask
-    aligns the last row with the last key. A causal mask must therefore be square or have a single row, which attends to
-    every key. No lse is returned.
+    Torch selects a kernel for the device. Torch's causal flag aligns the first row with the first key, whereas
+    saccade's mask aligns the last row with the last key. A causal mask must therefore be square or have a single row,
+    which attends to every key. No lse is returned.
 
-    Cost: that of torch's kernel on the device. Beyond inputs and outputs, most of these kernels need memory that is
+    Cost: the same as torch's kernel on the device. Beyond inputs and outputs, most of these kernels need memory that is
     linear in the length.
     """
 
@@ -54,7 +54,7 @@ class Sdpa(Kernel):
         return Verdict(tuple(why), disabled_reasons(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of visible query-key pairs, which is a little more than half for a causal mask."""
+        """Return the number of visible query-key pairs: for a causal mask, slightly more than half of all pairs."""
         batch, heads, q_len, kv_len = inputs.shape
         return batch * heads * (q_len * (q_len + 1) // 2 if _shape_of_mask(inputs) == "causal" else q_len * kv_len)
 

@@ -38,7 +38,8 @@ def resolve_positions(
 
     Args:
         rule: the mask, evaluated at positions.
-        q, kv: positions of queries and keys, as `checked_positions` returns them; bottom-right when None.
+        q, kv: positions of queries and keys, as `checked_positions` returns them; if None, the last query is aligned
+            with the last key.
         shape: (batch, heads, q_len, kv_len).
         device: device of the matrix.
     """
@@ -229,7 +230,7 @@ class PositionedMask(Mask):
         return max(len(self.q_positions), len(self.kv_positions))
 
     def _bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return the mask's bounds as indices, for groups of rows in one batch item, or in all if they are alike."""
+        """Return the mask's bounds as indices, for row groups of one batch item, or of all if positions are shared."""
         assert self._orders is not None  # callers have checked
         q, kv = self._orders
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))

@@ -1,4 +1,4 @@
-"""Row permutation: compute the rows of ``A @ value`` in another order if the mask then needs less work."""
+"""Row permutation: compute the rows of ``A @ value`` in a different order if that is faster for the mask."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Reordered(NamedTuple):
     places: Tensor
 
     def restored(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Return output and lse, ``[batch, heads, q_len, ...]``, with rows in the original order."""
+        """Return the output and the lse, ``[batch, heads, q_len, ...]``, with rows in the original order."""
         # Via [batch, len, heads, width], because heads merge without a copy in this layout.
         return out.transpose(1, 2).index_select(1, self.places).transpose(1, 2), lse.index_select(2, self.places)
 
 
 def reordered(inputs: AttentionInputs, kernel: Kernel, dropout_p: float) -> Reordered | None:
-    """Return the inputs with rows in the order that the mask prefers; None if the kernel would not become faster.
+    """Return the inputs with rows in the order that suits the mask; None if the kernel would not become faster.
 
     Cost: a copy of the queries and of the rows of a bias. Keys and values are not copied.
     """

@@ -1,3 +1,3 @@
-"""Computation on tiles: scores of a tile, splitting of tiles, and products with grouped heads."""
+"""Operations on tiles: compute the scores of a tile, split tiles, and multiply grouped heads."""
 
 __all__: list[str] = []

@@ -71,7 +71,7 @@ def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
 
 
 def score_mod_indices(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return batch items, heads and positions (0 for padding) of a tile as arguments of a score function."""
+    """Return the batch items, heads and positions (0 for padding) of a tile as arguments of a score function."""
     b, h, _ = index_of(inputs, tile)
     q, kv = positions(inputs, tile)
     return (b, h, q, kv) if at_positions(inputs.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
@@ -159,7 +159,7 @@ def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tenso
 
 
 def _columns_of(inputs: AttentionInputs, spans: Ranges) -> Tensor:
-    """Return columns of a tile in coordinates of the mask, int64 ``[1, 1, 1, columns]``."""
+    """Return the columns of a tile in the coordinates of the mask, int64 ``[1, 1, 1, columns]``."""
     return _index_tensor(spans, inputs.origin[1], inputs.device)[None, None, None, :]
 
 

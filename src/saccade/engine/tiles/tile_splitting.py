@@ -1,4 +1,4 @@
-"""Splitting of tiles into chunks that fit into the processor's caches."""
+"""Split tiles into chunks that fit into the processor's caches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
     """Choose where to split a tile into chunks.
 
     Args:
-        tile: any tile.
+        tile: the tile to split.
         share: number of query heads per key head. A chunk has full groups of heads, or a single head.
         rows: largest number of rows in a chunk.
         entries: largest number of scores that a chunk should have.

@@ -30,7 +30,7 @@ class Pairs(NamedTuple):
 
 
 class AtOrigin(NamedTuple):
-    """A mask, and the positions of the first query and the first key. The other positions follow consecutively."""
+    """A mask, and the positions of the first query and the first key. All other positions are consecutive."""
 
     mask: Mask
     origin: tuple[int, int]

@@ -1,4 +1,4 @@
-"""Conversion of masks from other libraries: attention masks, lengths of packed documents, windows, block masks."""
+"""Convert masks from other libraries: attention masks, lengths of packed documents, windows, block masks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
 def from_attention_mask(attention_mask: Tensor) -> Mask:
     """Convert an ``attention_mask`` from transformers (1 for tokens, 0 for padding) to a mask.
 
-    The mask hides *keys* only; join it with the pattern of the model:
+    Only *keys* are masked, so join the mask with the pattern of the model:
     ``Causal() & from_attention_mask(attention_mask)``.
 
     >>> print(from_attention_mask(torch.tensor([[0, 1, 1], [1, 1, 1]])))
@@ -167,7 +167,7 @@ def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
             before, keys after) the query, where -1 means no limit (FlashAttention); or None for `Causal`.
 
     Raises:
-        TypeError: the argument has a different type.
+        TypeError: the argument is not an int, a pair of ints or None.
         ValueError: the size is below 1, or below -1 in a pair.
     """
     name = "sliding_window"
@@ -216,7 +216,7 @@ def _checked_rule(rule: Mask | None) -> Mask | None:
 
 
 def _of_tokens(is_token: Tensor) -> Mask:
-    """Convert ``is_token``, bool ``[batch, kv_len]``, to a padding mask: keys that are not tokens are hidden."""
+    """Convert ``is_token``, bool ``[batch, kv_len]``, to a padding mask: keys that are not tokens are masked."""
     kv_len = is_token.shape[1]
     lengths = is_token.sum(1)
     index = torch.arange(kv_len, device=is_token.device)

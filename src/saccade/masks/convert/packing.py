@@ -1,4 +1,4 @@
-"""Packing of sequences of different lengths into one batch item without padding, and unpacking of results."""
+"""Pack sequences of different lengths into one batch item without padding, and unpack the results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Packed(NamedTuple):
     def labels(self) -> Tensor:
         """Return the token ids, int64 ``[1, total]``, with -100 for the first token of each sequence.
 
-        These are the ``labels`` of models that shift them themselves, as those of transformers do. See `targets`.
+        Pass them as ``labels`` to models that shift labels themselves, like the models in transformers. See `targets`.
 
         Raises:
             TypeError: the packed tensors are not token ids, ints ``[length]``.

@@ -1,4 +1,4 @@
-"""Parsing of masks from text, as in a command-line option (``causal & window(128, 0)``) or as Python prints them."""
+"""Parse masks from text: a command-line option (``causal & window(128, 0)``), or a mask as Python prints it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parse(text: str) -> Mask:
     ====================================  =========================================================
 
     A mask may also be written as Python prints it, such as ``Window(left=4, right=0)``, with arguments composed of
-    ints, strings, tuples, lists and masks. `Dense` and `Predicate` print only a part of their contents, so they cannot
+    ints, strings, tuples, lists and masks. `Dense` and `Predicate` print only part of their contents, so they cannot
     be parsed.
 
     Example:

@@ -1,4 +1,4 @@
-"""Recognition of patterns in bool mask tensors. A tensor is read once, and again only after it has been modified."""
+"""Recognise patterns in bool mask tensors. A tensor is read once, and again only after it has been modified."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def recognise_tensors(
 
 
 def _fits(mask: Dense, shape: tuple[int, int, int, int], origin: tuple[int, int]) -> bool:
-    """Return whether a mask tensor covers exactly the pairs of the attention; it would hide all pairs outside of it."""
+    """Return whether a mask tensor covers exactly the pairs of the attention; pairs outside the tensor are masked."""
     _, _, rows, columns = mask.allowed.shape
     return columns == shape[3] and origin[1] == 0 and (rows == 1 or (rows, columns - rows) == (shape[2], origin[0]))
 
 
 class _CachedPatterns(NamedTuple):
-    """The patterns recognised in views of a mask tensor, with the memory and version of the tensor at that time."""
+    """The patterns recognised in views of a mask tensor, and the tensor's memory and version when it was read."""
 
     memory: StorageWeakRef
     version: int

@@ -1,4 +1,4 @@
-"""Serialisation of masks and score functions as integers and tensors, for compiled and exported programs.
+"""Serialise masks and score functions as integers and tensors, for compiled and exported programs.
 
 An object is written as the name of its class followed by its fields. On reading, the name is looked up first among the
 classes that this process has written, then in the module given by the name. Only modules of saccade are imported for
@@ -34,7 +34,7 @@ _registry: dict[str, Any] = {}
 def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
     """Serialise a mask or a function as a list of ints and a list of tensors; return None if that is impossible.
 
-    Functions without closure variables are supported, and frozen dataclasses whose fields are numbers, strings,
+    Supported objects are functions without closure variables, and frozen dataclasses whose fields are numbers, strings,
     tensors, tuples, None or frozen dataclasses. Masks that call functions are not supported, because the functions may
     return different results in another call.
 

@@ -68,7 +68,7 @@ class Cells(NamedTuple):
 
 
 class Squares(NamedTuple):
-    """A division of a grid into rectangles. Row y is in rectangle row ``(y - top) // height``; same for columns."""
+    """A division of a grid into rectangles. Row y is in rectangle row ``(y - top) // height``; likewise for columns."""
 
     height: int
     width: int
@@ -100,7 +100,7 @@ class Grid(Mask):
 
     @property
     def squares(self) -> Squares | None:
-        """Division of the grid into rectangles whose cells see similar keys; None if the cells of grid rows do so."""
+        """Division of the grid into rectangles whose cells see similar keys; None to keep the order of the rows."""
         return None
 
     @property

@@ -85,7 +85,7 @@ class BlockDiffusion(Mask):
         return Bounds.exactly(any_row) if is_exact else Bounds(any_row, all_rows)
 
     def _block_of(self, position: Ints) -> tuple[Ints, Ints]:
-        """Return begin and end of the block that contains each position in the text."""
+        """Return the start and end of the block that contains each position in the text."""
         begin = position // self.block * self.block
         return begin, np.minimum(begin + self.block, self.length)
 

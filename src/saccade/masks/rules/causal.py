@@ -1,4 +1,4 @@
-"""Causal: the mask that hides later keys from every query."""
+"""Causal: the mask under which a query sees no later keys."""
 
 from __future__ import annotations
 

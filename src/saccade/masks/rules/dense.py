@@ -105,7 +105,7 @@ class Dense(Mask):
 
 
 def _consecutive_part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
-    """Return a copy of dense-mask entries at consecutive indices, ten times as fast as indexing; None for others."""
+    """Copy dense-mask entries at consecutive indices, ten times as fast as indexing; return None for other indices."""
     if is_tracing() or math.prod([x.numel() for x in index]) < _MANY:
         return None
     if not (allowed.is_cpu and all(map(is_plain, (allowed, *index)))):

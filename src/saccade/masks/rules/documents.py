@@ -202,7 +202,7 @@ class Documents(Mask):
         return int(ends[low] - lengths[low]), int(ends[high]), low == high and span[0] >= 0 and span[-1] < total
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Return start and end of the documents that each row group touches, and whether it is in a single document."""
+        """Return the start and end of the documents that each row group touches, and whether it is in one document."""
         start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
         is_single = np.zeros(groups.first.shape, dtype=bool)
         items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
@@ -266,7 +266,7 @@ def _separates_documents(mask: Mask) -> bool:
 def lengths_per_item(lengths: object, name: str = "lengths") -> tuple[tuple[int, ...], ...]:
     """Validate document lengths, or other numbers per document, and return them per batch item.
 
-    A single item applies to the whole batch.
+    The numbers of a single item apply to the whole batch.
     """
     hint = f"pass one list of {name} for all batch items, or one list per item"
     values = items_of(name, lengths, "be ints of at least 0", hint=hint)

@@ -23,7 +23,7 @@ from saccade.support.validation import check_bool
 @argument_hints(positions="Global([0]): positions of the tokens that see all keys and are visible to all queries")
 @dataclasses.dataclass(frozen=True)
 class Global(Mask):
-    """A mask of global tokens, which see all keys and are visible to all queries; often ``window | Global([0])``.
+    """A mask of global tokens, which see all keys and are visible to all queries, as in ``window | Global([0])``.
 
     >>> print(Global([1]).picture(4))
     . 1 . .
@@ -109,7 +109,7 @@ class Global(Mask):
         return tokens[low] == x
 
     def _runs(self) -> Ints:
-        """Return starts and ends of runs of adjacent global tokens, ``[2, runs]``, where tiles are split."""
+        """Return the starts and stops of runs of adjacent global tokens, ``[2, runs]``; tiles are split there."""
         where = np.asarray(self.positions, dtype=np.int64)
         is_new = np.diff(where, prepend=-2) != 1
         return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])

@@ -16,7 +16,7 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KeyRanges(Mask):
-    """A mask with a few key ranges for each query, used for bool tensors that equal no standard pattern.
+    """A mask with a few key ranges for each query, used for bool tensors that match no standard pattern.
 
     Row r of L rows is at position ``columns - L + r``, as in `Dense`. A single row applies to every query.
 

@@ -1,4 +1,4 @@
-"""Padding: a mask that hides padding keys."""
+"""Padding: a mask under which no query sees padding keys."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from saccade.support.validation import check_choice, check_int
 @argument_hints(lengths="Padding([3, 5]): number of tokens in each item; from_attention_mask takes a tensor of 0 and 1")
 @dataclasses.dataclass(frozen=True)
 class Padding(Mask):
-    """A mask that hides padding: only the ``lengths[b]`` tokens of batch item b are visible.
+    """A padding mask: only the ``lengths[b]`` tokens of batch item b are visible.
 
     Pass it to a module, which joins it with the module's pattern: ``mha(x, mask=Padding(lengths))``. Only keys are
-    hidden, so the caller should ignore the outputs at padding.
+    masked, so the caller should ignore the outputs at padding.
 
     >>> print(Padding([2]).picture(3))
     1 1 .

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import count
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,12 +12,15 @@ from torch import Tensor
 
 from saccade.masks.mask import Domain, Mask
 from saccade.masks.mask_fields import Table, items_of
+from saccade.masks.rules.causal import Causal
+from saccade.masks.rules.tree_paths import TreePaths
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import are_integers
 
+_SMALL = 64  # number of tokens; computing all pairs of a smaller tree is cheaper than reading its paths
 _RULE = "be an int per token: the index of an earlier token, or -1 for a root"
 
 
@@ -51,12 +52,15 @@ class Tree(Mask):
         ValueError: a number is neither -1 nor the index of an earlier token, or there are no tokens.
         TypeError: ``parents`` is not a list or tensor.
 
-    Cost: O(tokens) memory, because no paths are stored.
+    Cost: O(tokens · log(depth)) time and O(tokens) memory, because no paths are stored. A plan reads, for each block of
+    rows, only the tokens on its paths, so that long branches of a prompt cost what they would cost alone.
 
     Reference: Miao et al. 2024, arXiv:2305.09781, section 4 (SpecInfer); Cai et al. 2024, arXiv:2401.10774 (Medusa).
     """
 
     parents: tuple[tuple[int, ...], ...]
+    # Derived from the parents; not part of the value of the mask.
+    _paths: ClassVar[tuple[TreePaths, ...]]
     _intervals: ClassVar[Table]
     _depths: ClassVar[Table]
     is_causal = True
@@ -67,10 +71,12 @@ class Tree(Mask):
         rows = values if values and isinstance(values[0], Iterable) else [values]
         items = tuple(_parents_of_item(row) for row in rows)
         longest = max(map(len, items))
+        paths = tuple(map(TreePaths, items))
         table = np.full((3, len(items), longest), -1, dtype=np.int64)
-        for number, item in enumerate(items):
-            table[:, number, : len(item)] = _intervals(item)
+        for number, own in enumerate(paths):
+            table[:, number, : len(own)] = own.index, own.end, own.depth
         object.__setattr__(self, "parents", items)
+        object.__setattr__(self, "_paths", paths)
         object.__setattr__(self, "_intervals", Table(table[:2]))
         object.__setattr__(self, "_depths", Table(table[2]))
 
@@ -98,52 +104,52 @@ class Tree(Mask):
         return inside & (first <= index) & (index < end)
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        is_one = len(self.parents) == 1
-        if (groups.first == groups.last).all() and (is_one or (groups.batch != ALL).all()):
-            pairs = zip(groups.batch.tolist(), groups.first.tolist(), strict=True)
-            paths = [self._path(0 if is_one else item, row) for item, row in pairs]
-            path = np.full((len(paths), max([1, *map(len, paths)])), -1, dtype=np.int64)
-            for line, tokens in zip(path, paths, strict=True):
-                line[: len(tokens)] = tokens
-            return Bounds.exactly(Spans.of(path, np.where(path < 0, path, path + 1), keys))
-        longest = max(map(len, self.parents))
-        stop = np.where(groups.first < longest, groups.last + 1, 0)
-        return Bounds(Spans.within(keys, 0, np.minimum(stop, longest)), Spans.nothing(keys))
-
-    def _path(self, item: int, token: int) -> list[int]:
-        """Return a token and its ancestors; an empty list for a position outside the tree."""
-        parents, path = self.parents[item], []
-        while 0 <= token < len(parents):
-            path.append(token)
-            token = parents[token]
-        return path
+        longest, is_one = max(map(len, self._paths)), len(self._paths) == 1
+        is_small = longest <= _SMALL and (groups.first != groups.last).any()
+        if is_small or not (is_one or (groups.batch != ALL).all()):
+            stop = np.where(groups.first < longest, groups.last + 1, 0)
+            return Bounds(Spans.within(keys, 0, np.minimum(stop, longest)), Spans.nothing(keys))
+        result = _bounds_of_item(self._paths[0], groups, keys)
+        for number, paths in enumerate(self._paths[1:], 1):
+            result = _bounds_of_item(paths, groups, keys).where(groups.batch == number, result)
+        return result
 
     def partial(self, box: Box) -> bool | Hashable:
-        return False if box.keys[0] > box.rows[-1] else (self, box)
+        if box.keys[0] > box.rows[-1]:
+            return False
+        if len(self._paths) == 1 or box.batch != ALL:
+            paths = self._paths[0 if len(self._paths) == 1 else box.batch]
+            span = range(min(box.rows[0], box.keys[0]), max(box.rows[-1], box.keys[-1]) + 1)
+            if paths.are_in_one_run(span):
+                return Causal().partial(box)
+        return (self, box)
+
+    def cuts(self, batch: int, rows: range) -> Ints:
+        items = self._paths if batch == ALL or len(self._paths) == 1 else self._paths[batch : batch + 1]
+        return np.concatenate([paths.cuts() for paths in items])
+
+
+def _bounds_of_item(paths: TreePaths, groups: Groups, keys: KeyDomain) -> Bounds:
+    """Return the bounds for groups of rows that are all in the same batch item."""
+    first, last = np.maximum(groups.first, 0), np.minimum(groups.last, len(paths) - 1)
+    has_rows = first <= last
+    is_whole = (groups.first >= 0) & (groups.last < len(paths))
+    first, last = np.where(has_rows, first, 0), np.where(has_rows, last, 0)
+    any_row = _spans(paths.seen_by_any(first, last), has_rows, keys)
+    if (groups.first == groups.last).all():
+        return Bounds.exactly(any_row)
+    return Bounds(any_row, _spans(paths.seen_by_all(first, last), is_whole, keys))
+
+
+def _spans(ranges: tuple[Ints, Ints], is_used: np.ndarray[Any, Any], keys: KeyDomain) -> Spans:
+    starts, ends = ranges
+    return Spans.of(starts, np.where(is_used[:, None], ends, starts), keys)
 
 
 def _parents_of_item(row: object) -> tuple[int, ...]:
     parents = items_of("parents", row, _RULE)
-    if not (parents and are_integers(parents) and min(parents) >= -1 and all(map(operator.lt, parents, count()))):
-        raise value_error("parents", _RULE, shown(row), hint="each token comes after its parent")
-    return tuple(map(int, parents))
-
-
-def _intervals(parents: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Return the start and end of each token's interval in depth-first order and its depth, int64 ``[3, len]``.
-
-    In this order, a token and its descendants are contiguous, so that their indices form an interval.
-    """
-    size = np.ones(len(parents), dtype=np.int64)
-    for index in range(len(parents) - 1, -1, -1):
-        if parents[index] >= 0:
-            size[parents[index]] += size[index]
-    first, depth, free, next_root = np.zeros_like(size), np.zeros_like(size), np.zeros_like(size), 0
-    for index, parent in enumerate(parents):
-        if parent < 0:
-            first[index], next_root = next_root, next_root + size[index]
-        else:
-            first[index], depth[index] = free[parent], depth[parent] + 1
-            free[parent] += size[index]
-        free[index] = first[index] + 1
-    return np.stack([first, first + size, depth])
+    if parents and are_integers(parents) and min(parents) >= -1 and max(parents) < len(parents):
+        values = np.asarray(parents, dtype=np.int64)
+        if (values < np.arange(len(values))).all():
+            return tuple(values.tolist())
+    raise value_error("parents", _RULE, shown(row), hint="each token comes after its parent")

@@ -98,7 +98,7 @@ class FeatureMatrix(LinearTimeMatrix):
     def is_stochastic(self) -> bool:
         """Whether rows are distributions, which requires that no feature is below 0 and that eps is 0.
 
-        Cost: reads all features.
+        Cost: one pass over all features.
         """
         return self.eps == 0.0 and bool((self._query >= 0).all()) and bool((self._key >= 0).all())
 
@@ -288,7 +288,7 @@ class FeatureMechanism(Approximate):
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
         """Return finite features of queries and keys, ``[batch, heads, len, features]``, and their source.
 
-        The source identifies the feature map: features with equal sources may be summed together.
+        The source identifies the feature map: only features with equal sources may be added to the same sum.
         """
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from saccade.support.language import Message
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
     """Return the reasons why linear attention, which sums over keys, cannot implement a mask.
 
-    The tuple is empty for Causal, Documents, masks that only hide keys (Padding), and combinations of these with
+    The tuple is empty for Causal, Documents, masks that depend only on keys (Padding), and combinations of these with
     ``&``.
     """
     reasons: list[str] = []
@@ -48,7 +48,7 @@ class Visible:
     Attributes:
         rule: the mask itself.
         is_placed: whether positions were passed; a position below 0 then means padding.
-        causal: whether later keys are hidden from each row.
+        causal: whether later keys are masked for each row.
         offset: query i has the position of key ``i + offset``. None if tokens are not known to be in order.
         q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for padding.
         hidden_rows, hidden_keys: bool ``[batch | 1, len]``, rows that attend to no key because they are padding or

@@ -46,7 +46,7 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """Return the order of queries and keys for a causal mask or one with documents, sorted only if necessary."""
+        """Return the order of queries and keys for a mask that is causal or has documents; sort only if necessary."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents

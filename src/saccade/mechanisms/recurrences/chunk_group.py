@@ -22,7 +22,8 @@ class Group(NamedTuple):
 
     Attributes:
         query, key: queries, multiplied by the scale, and keys.
-        recall: the keys with which tokens read the state to correct it; ``key`` unless the recurrence has others.
+        recall: the keys with which tokens read the state to correct it; ``key`` unless the recurrence has separate
+            ones.
         beta: the strength with which each token is written; None for 1.
         decays: the decays exp(b_i - b_j), and which pairs of tokens are allowed.
         weights: P, the weights of tokens in the same chunk for each query.
@@ -148,8 +149,8 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         state: ``[sequences, head_dim, width]``, the gradient with respect to the outgoing state.
 
     Returns:
-        The gradient with respect to u, in the shape of x, and those with respect to the states, ``[chunks + 1,
-        sequences, head_dim, width]``: one before the first chunk, and one after each chunk.
+        The gradient with respect to u, with the shape of x, and the gradients with respect to the states before the
+        first chunk and after each chunk, ``[chunks + 1, sequences, head_dim, width]``.
     """
     states = state.new_empty(group.chunks + 1, *state.shape)
     states[group.chunks] = state
@@ -167,7 +168,7 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def segment_before(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
-    """Return the segment of the token before a range of tokens. Before the first token, it is ``segment``."""
+    """Return the segment of the token before a range of tokens, or ``segment`` if there is no such token."""
     if rule.segments is None or span.start == 0:
         return segment
     return rule.segments[:, span.start - 1]

@@ -64,7 +64,7 @@ class Recurrence(Approximate):
 
         Args:
             inputs, decay, beta: the inputs and gates.
-            recall: the keys with which tokens read the state, in the shape of the keys; None to read with the keys.
+            recall: the keys with which tokens read the state, with the shape of the keys; None to read with the keys.
             visible: the evaluated mask of the inputs; None to evaluate it.
         """
         where, dtype = type(self).__name__, inputs.query.dtype
@@ -75,7 +75,7 @@ class Recurrence(Approximate):
         visible = Visible.of(inputs) if visible is None else visible
         check_in_order(visible, *inputs.shape[2:])
         if decay is not None:
-            decay = decay.clamp(min=_LEAST)  # -inf is valid: it empties the state
+            decay = decay.clamp(min=_LEAST)  # -inf is valid: it resets the state to 0
         tainted = _union([nonfinite(x) for x in (inputs.key, decay, beta, recall) if x is not None])
         nonfinite_queries = nonfinite(inputs.query)
         tensors = (inputs.query, inputs.key, decay, beta, recall)
@@ -120,15 +120,16 @@ class GatedRecurrence(Recurrence):
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, key_heads, kv_len, head_dim]``.
             decay: log decay of the state before each token is written, at most 0: ``[batch, kv_heads, kv_len]``, or
-                ``[batch, kv_heads, kv_len, head_dim]`` for one per channel. -inf empties the state. None for no decay.
+                ``[batch, kv_heads, kv_len, head_dim]`` for one per channel. -inf resets the state to 0. None for no
+                decay.
             beta: strength with which each token is written, ``[batch, kv_heads, kv_len]``; None for 1. Both gates may
                 have any float dtype; computations use float32 or wider.
             mask: a causal mask. With `saccade.masks.Documents`, the state is reset at the start of each document.
-                Tokens that `saccade.masks.Padding` hides neither write to the state nor let it decay.
+                Tokens masked by `saccade.masks.Padding` neither write to the state nor let it decay.
             q_positions, kv_positions: positions of the tokens, in order; -1 for padding.
 
         Raises:
-            ValueError: gates with a wrong shape, or a decay above 0.
+            ValueError: a gate has the wrong shape, or a decay is above 0.
             UnsupportedError: a mask that is not causal, or tokens that are not in order.
         """
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
@@ -160,9 +161,11 @@ def check_gate_of_channels(name: str, x: Tensor | None, key: Tensor) -> None:
 
 
 def check_decay_of_tokens(decay: Tensor | None, hint: str) -> None:
-    """Raise an error if the decay differs between channels: some mechanisms need one decay per token.
+    """Raise an error if there is a decay for each channel, because the mechanism needs one decay per token.
 
-    The hint of the error says why.
+    Args:
+        decay: the decay, or None.
+        hint: the hint of the error, which says why.
     """
     if decay is not None and decay.dim() == 4 and decay.shape[3] != 1:
         raise value_error("decay", "have one value for each token", list(decay.shape), hint=hint)
@@ -199,7 +202,7 @@ def _union(marks: list[Tensor | None]) -> Tensor | None:
 
 
 def finite_product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply two tensors of one shape. Where one is not finite, the product is NaN and neither gets a gradient."""
+    """Multiply two tensors. Where either is not finite, the product is NaN and neither gets a gradient."""
     if is_surely_finite(a) and is_surely_finite(b):
         return a * b
     bad = ~(a.isfinite() & b.isfinite())

@@ -46,7 +46,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         decay: g, ``[batch, kv_heads, kv_len, 1 | head_dim]``, at most 0; None for 0.
         beta: ``[batch, kv_heads, kv_len, 1]``; None for 1.
         visible: the mask, which is causal.
-        recall: r, the keys with which the delta rule reads the state, in the shape of ``key``; None for ``key``.
+        recall: r, the keys with which the delta rule reads the state, with the shape of ``key``; None for ``key``.
         scale: s.
         is_delta: whether to use the delta rule: a token writes the difference between its value and what its recalling
             key reads from the state.
@@ -265,7 +265,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _segment(self) -> Tensor | None:
-        """The segment of the empty state before the first token: the segment of the first token."""
+        """The segment of the initial state, which is 0: the segment of the first token."""
         segments = self._rule.segments
         return None if segments is None or not segments.shape[1] else segments[:, 0]
 

@@ -25,7 +25,7 @@ class Rule(NamedTuple):
             sequence.
         decay: g, at most 0, ``[sequences, len, 1 | head_dim]``; None for 0.
         beta: ``[sequences, len, 1]``; None for 1.
-        segments: int64 ``[sequences, len]``, non-decreasing; where it increases, the state is emptied. None for one
+        segments: int64 ``[sequences, len]``, non-decreasing; where it increases, the state is reset to 0. None for one
             segment.
         recall: r, the keys with which the delta rule reads the state, like ``key``; None for ``key`` itself.
         scale: s.
@@ -79,7 +79,7 @@ def join_chunks(chunks: Tensor, length: int) -> Tensor:
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
-FEW = 2  # up to this number of tokens, single steps cost less than a chunk
+FEW = 2  # up to this number of tokens, individual steps cost less than a chunk
 
 
 def product_by_token(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,7 @@ def beam_search(
     cache: Cache | LayerCache | None = None,
     stop: int | Collection[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    r"""Continue texts by beam search, which looks for likely continuations instead of likely single tokens.
+    r"""Continue texts by beam search, which looks for likely continuations instead of likely individual tokens.
 
     .. math:: \mathrm{score}(y) = \frac{\sum_t \ln p(y_t \mid y_{<t})}{|y|^{\mathrm{length\_penalty}}}
 
@@ -61,9 +61,10 @@ def beam_search(
         For each prompt, at most ``beams`` continuations, best first.
 
     Raises:
-        ValueError, TypeError: invalid arguments; raised before the model is called.
+        ValueError, TypeError: an argument is invalid; raised before the model is called.
 
-    Cost: that of `generate` for ``beams`` times as many texts, plus a copy of the cache whenever beams are reordered.
+    Cost: the same as for `generate` with ``beams`` times as many texts, plus a copy of the cache whenever beams are
+    reordered.
 
     Example:
         >>> from saccade.models import Decoder, DecoderConfig

@@ -73,7 +73,7 @@ def generate(
         The new tokens for each prompt, without the prompt, padding and stop token.
 
     Raises:
-        ValueError, TypeError: invalid arguments; raised before the model is called.
+        ValueError, TypeError: an argument is invalid; raised before the model is called.
 
     Cost: one forward pass over the prompts, then one for each new token, which reads the cache once.
 

@@ -1,4 +1,4 @@
-"""Checks of the prompts for text generation, and their conversion to a left-padded batch."""
+"""Validate prompts for text generation, and convert them to a left-padded batch."""
 
 from __future__ import annotations
 

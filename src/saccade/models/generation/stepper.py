@@ -1,4 +1,4 @@
-"""Reader: feeds new tokens to a language model during text generation, with or without a cache."""
+"""Feed new tokens to a language model during text generation, with or without a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters that let `saccade.testing.check` and ``saccade judge`` test kernels with other calling conventions.
+"""Adapters that let `saccade.testing.check` and ``saccade judge`` test kernels with different calling conventions.
 
 Each adapter takes a kernel with one calling convention and returns a `Form`: a function of ``(query, key, value,
 mask)`` that calls the kernel. The form also lists the options that the kernel supports, and says why it cannot take

@@ -115,14 +115,14 @@ class Form:
         return [law for law in map(self.law_with_definition, laws) if isinstance(law, Law)]
 
     def law_with_definition(self, law: Law | str) -> Law | str:
-        """Return the law, with the form's definition, if any, as the expected output of the law's own cases."""
+        """Return the law; if the form has a definition, it gives the expected output of the law's own cases."""
         definition = self.definition
         if definition is None or isinstance(law, str) or law.cases is None:
             return law
         return dataclasses.replace(law, cases=tuple(with_definition(case, definition) for case in law.cases))
 
     def cases_with_definition(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
-        """Return the cases, with the form's definition, if any, as their expected output.
+        """Return the cases; if the form has a definition, it gives their expected output.
 
         If ``cases`` is None, return the standard cases and the additional cases of this form.
         """

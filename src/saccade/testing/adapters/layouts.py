@@ -51,14 +51,14 @@ def layout(
             supported. "window": as ``causal=`` and ``window_size=(left, right)``, with -1 for no limit, as in
             FlashAttention. "none": no mask is passed, so masks are not supported. With "causal" and "window", the last
             query is aligned with the last key.
-        mask_name: the kernel's name for the mask or for ``causal``; None passes a mask as the fourth argument.
+        mask_name: the kernel's name for the mask or for ``causal``; if None, a mask is passed as the fourth argument.
         names: the kernel's names for options, such as ``{"scale": "softmax_scale"}``.
         offers: the options that the kernel supports.
         gqa: whether the kernel supports fewer key heads than query heads.
         output: index of the output in the tuple that the kernel returns; None if it returns one tensor.
 
     Raises:
-        ValueError, TypeError: the order is not such a permutation, or the kernel is not callable.
+        ValueError, TypeError: ``order`` is not a permutation of these letters, or the kernel is not callable.
     """
     check_choice("order", order, _ORDERS)
     check_choice("masks", masks, ("bool", "additive", "causal", "window", "none"))

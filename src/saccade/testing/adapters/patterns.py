@@ -13,7 +13,7 @@ def distances(q_len: int, kv_len: int, like: Tensor) -> Tensor:
 
 
 def in_band(q_len: int, kv_len: int, band: tuple[int, int], like: Tensor) -> Tensor:
-    """Return the mask ``[q_len, kv_len]`` that shows keys within a band.
+    """Return the mask ``[q_len, kv_len]`` that allows only keys within a band around each query.
 
     A band ``(left, right)`` extends from ``left`` tokens before a query to ``right`` after it; -1 means no limit.
     """

@@ -39,18 +39,19 @@ class Declaration:
         masks: the supported kinds of masks, in addition to no mask: "causal", "window", "padding", "documents" and
             their combinations, or "any".
         full: whether the kernel supports full attention, where every query attends to every key.
-        widths, value_widths: the supported head widths, or "any". ``value_widths="same"`` means the width of keys.
+        widths, value_widths: the supported head widths, or "any". ``value_widths="same"`` means the width of the keys.
         lengths: ``min``, ``max`` and ``multiple`` of the supported q_len and kv_len.
         decoding: whether the numbers of queries and keys may differ.
         groups: whether several query heads may share a key head.
         gradients: whether the kernel has a backward pass.
         empty: whether lengths may be 0.
         non_finite: whether the laws on NaN and inf are tried.
-        options: the supported options, such as "scale" and "bias"; None reads them from the adapter or the signature.
+        options: the supported options, such as "scale" and "bias"; if None, they are read from the adapter or the
+            signature.
         with_lse: name of a variant that returns ``(out, lse)``, in the same file or module. It requires the plain form,
             ``(query, key, value, mask)`` in the layout ``[batch, heads, len, dim]``.
         mask_objects: whether the kernel takes masks as `saccade.masks.Mask`, and positions. It requires the plain form.
-        memory_exponent: the size of the largest tensor grows as the length to this power; None makes no claim.
+        memory_exponent: the size of the largest tensor grows as the length to this power; if None, nothing is claimed.
         xfail: reasons for expected failures, by ``law``, ``law[case]`` or ``law[case-dtype]``, where ``*`` matches any
             text.
     """

@@ -187,7 +187,7 @@ class _Calls:
             self._leave_out(capability.claim, capability.without, what, why, capability.demand)
 
     def compare_alignment(self) -> None:
-        """Claim only as many queries as keys if the causal flag aligns the first query and key instead of the last."""
+        """Claim only equal numbers of queries and keys if the causal flag aligns the first query with the first key."""
         kernel, claim = self.kernel, _DECODING.claim
         case = dataclasses.replace(self.case, mask=Causal(), kv_len=2 * self.case.q_len)
         is_flag = kernel.form.truth is None and kernel.form.settings.get("masks") in ("causal", "window")

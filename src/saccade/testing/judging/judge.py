@@ -58,8 +58,8 @@ def judge(
         cases: names of cases; all by default. Some laws define their own cases.
         dtypes: dtypes of the inputs; by default those of the claims, or float64 and float32.
         device: device of the inputs.
-        minutes: time limit, after which no further trial starts; None runs all trials.
-        seed: seed of all values; None draws a new seed.
+        minutes: time limit, after which no further trial starts; if None, all trials run.
+        seed: seed of all values; if None, a new seed is drawn.
         progress: called before each trial with the numbers of finished trials and of all trials, and the names of the
             trial's law, case and dtype.
 
@@ -112,7 +112,7 @@ def judge(
 def _divided(
     by_law: Sequence[Sequence[Trial]], refuse: Callable[..., Result | None]
 ) -> tuple[list[list[Trial]], list[tuple[Trial, Result]]]:
-    """Divide trials into those that must run, by law, and those that are refused, with their results."""
+    """Divide trials into those to run, grouped by law, and those that are refused, represented by their results."""
     accepted, refused = list[list[Trial]](), list[tuple[Trial, Result]]()
     for trials in by_law:
         answers = [(trial, refuse(*trial)) for trial in trials]

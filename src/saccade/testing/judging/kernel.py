@@ -42,7 +42,8 @@ class Kernel:
         source: the location of the kernel.
         lse: a variant that returns ``(out, lse)``.
         inferred: the settings that were read from the signature, in TOML syntax; empty if none were.
-        dtypes: names of the dtypes in which laws are tried; None for the declared ones, or `USUAL_DTYPES`.
+        dtypes: names of the dtypes in which laws are tried; if None, the declared dtypes, or `USUAL_DTYPES` if none are
+            declared.
         notes: sentences on what was read from the signature or shown by the first calls.
     """
 

@@ -64,7 +64,7 @@ def difference(name: str, got: Tensor, want: Tensor, limit: float) -> str:
 def faults(
     call: Callable[..., Tensor], right: Callable[..., Tensor], calls: list[dict[str, Any]], limits: tuple[float, float]
 ) -> list[str]:
-    """Repeat calls, and return sentences on wrong results. Calls with inputs of equal shapes reuse their memory."""
+    """Repeat calls, and return sentences on wrong results. Calls with inputs of equal shapes reuse the same memory."""
     found, memory, results = [], dict[tuple[Any, ...], Tensor](), list[tuple[Tensor, Tensor]]()
     for number, told in enumerate(calls, 1):
         upstream = told.get("upstream")

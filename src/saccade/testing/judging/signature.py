@@ -51,6 +51,6 @@ def _parameters(kernel: Callable[..., Any]) -> Mapping[str, inspect.Parameter] |
 
 
 def _may_be_mask(parameter: inspect.Parameter) -> bool:
-    """Return whether a fourth parameter may be a mask: positional, no known option, and required or None by default."""
+    """Return whether a fourth parameter may be a mask: positional, not a known option, and required or None."""
     is_positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     return is_positional and parameter.name not in OPTIONS and parameter.default in (parameter.empty, None)

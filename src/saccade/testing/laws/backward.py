@@ -34,8 +34,8 @@ def gradients(
     Args:
         subject: the function under test.
         problem: the inputs of the function.
-        rows: the rows of the output to include, bool ``[batch, heads, q_len]``; None means all.
-        through: the quantity to differentiate, which is the output or the lse of rows with a visible key.
+        rows: the rows of the output to include, bool ``[batch, heads, q_len]``; if None, all rows.
+        through: the quantity to differentiate: the output, or the lse of rows with a visible key.
         bias: include the gradient of the bias.
         parameters: include the gradients of the parameters of sink, score and relative bias.
     """

@@ -146,7 +146,7 @@ def _expect_refusal(
     reasons: tuple[str, ...] | None,
     dtype: torch.dtype,
 ) -> None:
-    """Raise `LawBroken` unless a trial raises an error with these ``reasons``; None allows any error.
+    """Raise `LawBroken` unless a trial raises an error with these ``reasons``, or any error if they are None.
 
     If ``reasons`` is None, a correct result is allowed too; one key head, for example, broadcasts to all query heads.
     """
@@ -190,7 +190,7 @@ def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial
     for form, plain, needs in forms:
         for names in ((), *((name,) for name in OPTIONS), together):
             if names == ("relative",) and plain.bias is not None:
-                continue  # an existing bias would hide the relative bias
+                continue  # an existing bias would replace the relative bias
             with_options = plain.but(**{name: EXAMPLES[name](plain) for name in names if getattr(plain, name) is None})
             needed = (*needs, *subject.needed(with_options))
             trial = _Trial(_named(form, names), with_options, needed)

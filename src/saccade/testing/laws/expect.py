@@ -52,7 +52,7 @@ def near(
     more: float = 0.0,
     slack: float = 0.0,
 ) -> None:
-    """Raise `LawBroken` if the norm of the error is above the tolerance, or above four times the tolerance in a row.
+    """Raise `LawBroken` if the norm of the error is above the tolerance, or above four times the tolerance in any row.
 
     The norms are relative to those of the reference; for rows, they are relative to the root mean square of all row
     norms if that is larger. The message states errors in units of rounding, the eps of the dtype.
@@ -91,7 +91,7 @@ def near(
 
 @contextmanager
 def measuring() -> Iterator[list[float]]:
-    """Context manager that collects the errors that `near` measures for whole tensors, in units of the dtype's eps."""
+    """A context manager that collects the errors that `near` measures for whole tensors, in units of the eps."""
     measured: list[float] = []
     token = _MEASURED.set(measured)
     try:

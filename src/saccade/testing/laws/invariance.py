@@ -45,7 +45,7 @@ def gqa(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(applicability.has_several_items,))
 def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A batch item gives the same result in the batch as on its own."""
+    """A batch item gives the same result in the batch as alone."""
     problem = case.problem(dtype, subject.device)
     together = subject.output(problem)
     for index in range(case.batch):

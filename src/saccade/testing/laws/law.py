@@ -27,8 +27,8 @@ class Law:
         needs: names of options that a function must offer in addition to the options of the case, including "lse" and
             "gqa"; None for a law that tries options that are not offered.
         where: conditions on the case; each returns the reason why the law does not apply, or None.
-        cases: the law's own cases, if the law is not about masks; None means the cases of `check`.
-        dtypes: the law's own dtypes; None means the dtypes of `check`.
+        cases: the law's own cases, if the law is not about masks; if None, the cases of `check`.
+        dtypes: the law's own dtypes; if None, the dtypes of `check`.
         non_finite: whether the law is about NaN and inf in the inputs, so that no result on finite inputs breaks it.
     """
 

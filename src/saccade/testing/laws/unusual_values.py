@@ -30,7 +30,7 @@ def unusual_values(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=_CASES, dtypes=(torch.float64, torch.float32))
 def wide_values(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """If channels of the values differ by factors of up to 2 ** 40, each channel is as exact as on its own."""
+    """If channels of the values differ by factors of up to 2 ** 40, each channel is as accurate as alone."""
     problem = case.problem(dtype, subject.device)
     powers = torch.linspace(-20, 20, problem.value.shape[3], device=problem.value.device)
     factors = 2.0 ** powers.round().to(dtype)

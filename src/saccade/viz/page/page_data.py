@@ -83,7 +83,7 @@ def read_side(
         layers: layers by name.
         labels: the tokens of the layers, already checked.
         item: the batch item to show.
-        heads: (layer, head) pairs to show in detail; the most informative ones if None.
+        heads: (layer, head) pairs to show in detail; the most informative heads if None.
         size: approximate size limit of the page in bytes.
 
     Cost: about three passes over each matrix, plus one over each head with details.
