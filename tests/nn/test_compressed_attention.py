@@ -9,6 +9,8 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.caches import EntryCache, KVCache, load_cache, save_cache
+from saccade.distributed import ContextParallel
+from saccade.distributed.parallel_mechanism import ParallelMechanism
 from saccade.mechanisms import Softmax
 from saccade.nn import CompressedAttention, DecoderLayer, DecoderStack, FeedForward
 from saccade.positions import ALiBi, Rotary
@@ -208,6 +210,20 @@ def test_it_is_recorded_and_its_cost_is_known(form: str) -> None:
     assert sum(step.size for step in told.decode.steps if step.kernel) == int(last.sum())
 
 
+@torch.no_grad()
+@EACH_FORM
+def test_edits_hold_in_the_full_run_and_in_steps(form: str) -> None:
+    layer, x = _layer(form), _tokens()
+    stack = DecoderStack([DecoderLayer(layer, FeedForward(WIDTH, 8))]).double().eval()
+    plain = stack(x)
+    with sc.intervene(stack) as edit:
+        edit.ablate("layers.0.attention", 1)
+        cache, expected = stack.new_cache(), stack(x)
+        steps = torch.cat([stack(part, cache=cache) for part in x.split([14, *[1] * (N - 14)], 1)], 1)
+    assert not torch.allclose(expected, plain)
+    torch.testing.assert_close(steps, expected)
+
+
 def test_padding_on_the_right_is_each_text_alone() -> None:
     for form in FORMS:
         layer, x = _layer(form), _tokens()
@@ -264,6 +280,11 @@ def test_caches_of_others_are_refused() -> None:
     assert cache.length == N
     with pytest.raises(UnsupportedError, match="blocks are counted from position 0"):
         _layer("compressed sparse")(x, cache=cache, positions=range(N + 1, 2 * N + 1))
+
+
+def test_ranks_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="it attends to compressed entries of all earlier blocks, which no rank"):
+        ParallelMechanism(_layer("overlapping").mechanism, ContextParallel)
 
 
 @pytest.mark.parametrize(

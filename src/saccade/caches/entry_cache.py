@@ -11,7 +11,7 @@ from saccade.caches.buffers import empty, usable
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
-from saccade.matrix import AttentionMatrix
+from saccade.matrix import AttentionMatrix, Matrix
 from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import unsupported, value_error
@@ -53,7 +53,7 @@ class CompressesBlocks(Protocol):
         start: int,
         index_key: Tensor | None,
         window_first: bool,
-    ) -> AttentionMatrix:
+    ) -> Matrix:
         """Return the attention matrix over entries and tokens; see `saccade.mechanisms.entry_softmax.EntrySoftmax`."""
         ...
 
@@ -276,9 +276,10 @@ class EntryCache(LayerCache):
         contents.check_room(keys, state.get("index_keys", keys[..., :0]), (self.max_len or 0) // self.block_size)
 
 
-def _bytes_read(matrix: AttentionMatrix, keys: Tensor) -> int:
+def _bytes_read(matrix: Matrix, keys: Tensor) -> int:
     """Return the number of bytes of the keys that a step reads: the selected ones, if there is a selection."""
-    columns, rule = matrix.shape[3], matrix.inputs.rule
+    columns = matrix.shape[3]
+    rule = matrix.inputs.rule if isinstance(matrix, AttentionMatrix) else None  # an edited matrix has no inputs
     if isinstance(rule, SelectedBlocks) and has_values(rule.index):
         columns = rule.keys_read(1, columns) // max(1, len(rule.index))
     return keys.nbytes * columns // max(1, keys.shape[2])

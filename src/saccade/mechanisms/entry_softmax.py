@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable
+from typing import Never
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from saccade.mechanisms.readable_tensors import is_dry_run
 from saccade.mechanisms.softmax import Softmax
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scorers import LightningIndexer
 from saccade.support.errors import hidden_by_vmap, unsupported, value_error
@@ -134,6 +136,15 @@ class EntrySoftmax(Softmax):
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return reasons_against_blocks(mask)
+
+    def with_bias(self, bias: Tensor | Bias) -> Never:
+        """Raise an error.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        reason = "an entry stands for a block of tokens, so it has no single position"
+        raise unsupported("bias", [reason], hint="bias=None: the rotation of queries and keys encodes distances")
 
     def forward(
         self,

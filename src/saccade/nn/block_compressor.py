@@ -178,9 +178,17 @@ class BlockReader:
         indexer: LightningIndexer | None = None
         if index_key is not None and self.index_query is not None and self.index_weight is not None:
             indexer = LightningIndexer(self.index_query, index_key, self.index_weight)
-        options = {"entries": entries, "start": start, "indexer": indexer, "window_first": window_first}
-        options |= {"q_positions": q_positions, "kv_positions": kv_positions}
-        matrix: AttentionMatrix = self.softmax(query, key, mask=mask, **options)
+        matrix: AttentionMatrix = self.softmax(
+            query,
+            key,
+            mask=mask,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            entries=entries,
+            start=start,
+            indexer=indexer,
+            window_first=window_first,
+        )
         return matrix
 
     def _rotated(self, entries: Tensor, first: int) -> Tensor:

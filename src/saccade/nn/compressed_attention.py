@@ -215,7 +215,7 @@ class CompressedAttention(AttentionLayer):
         return f"{sizes}, rotary_dim={self.rotary_dim}, dropout_p={self.dropout_p}"
 
     def _heads(
-        self, x: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
+        self, x: Tensor, mask: object, positions: GivenPositions, bias: Tensor | Bias | None, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor, Mask | None, Positions, BlockReader]:
         """Check and project the inputs of a call.
 
@@ -224,8 +224,7 @@ class CompressedAttention(AttentionLayer):
             of the call that compress blocks.
         """
         if bias is not None:
-            reason = "an entry stands for a block of tokens, so it has no single position"
-            raise unsupported("bias", [reason], hint="bias=None: the rotation of queries and keys encodes distances")
+            self.mechanism.with_bias(bias)  # raises an error
         start = 0 if cache is None else self._start(cache, x, mask)
         weight = weight_of(self.key_projection)
         checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
