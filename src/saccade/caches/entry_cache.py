@@ -125,10 +125,12 @@ class EntryCache(LayerCache):
                 "new_cache() of a saccade.nn.CompressedAttention makes this cache; KVCache() supports every mechanism"
             )
             raise unsupported(type(blocks).__name__, ["it does not compress blocks of tokens to entries"], hint=hint)
-        self._check_call(call, blocks.parts)
+        self._check_call(call)
         pending = self._state.get("pending")
+        self._check_width("parts", pending, blocks.parts)
         parts = blocks.parts if pending is None else torch.cat([usable(pending), blocks.parts], 2)
         entries, index_keys = blocks.compress(parts, self.length // self.block_size)
+        self._check_width("index keys", self._state.get("index_keys"), index_keys)
         q_len, is_plain = call.query.shape[2], call.attends_to_all_earlier and not torch.is_grad_enabled()
         if q_len == 1 and self._state and self.length + 1 >= self.window and is_plain:
             out = self._step(call, blocks, entries, index_keys)
@@ -237,8 +239,8 @@ class EntryCache(LayerCache):
         x.narrow(2, start, stop - start).copy_(new)
         return x.narrow(2, 0, stop)
 
-    def _check_call(self, call: Call, parts: Tensor) -> None:
-        """Raise an error unless the new tokens continue those in the cache, and have the same widths."""
+    def _check_call(self, call: Call) -> None:
+        """Raise an error unless keys are values, and the new tokens continue those in the cache."""
         if call.value is not call.key:
             rule, hint = "be the key itself: only keys are stored", "KVCache() stores separate keys and values"
             raise value_error("value", rule, "another tensor", hint=hint)
@@ -246,10 +248,13 @@ class EntryCache(LayerCache):
         if first != self.length:
             reason = "blocks are counted from position 0, without gaps, and are the same for all batch items"
             raise unsupported("positions", [reason], hint="one text at a time, each with its own cache")
-        pending = self._state.get("pending")
-        if pending is not None and pending.shape[3] != parts.shape[3]:
+
+    def _check_width(self, name: str, stored: Tensor | None, new: Tensor | None) -> None:
+        """Raise an error unless a new tensor has the width of the one in the cache, or both are None."""
+        widths = [0 if x is None else x.shape[3] for x in (stored, new)]
+        if self._state and widths[0] != widths[1]:
             hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
-            raise value_error("parts", f"have width {pending.shape[3]}, as in the cache", parts.shape[3], hint=hint)
+            raise value_error(name, f"have width {widths[0]}, as in the cache", widths[1], hint=hint)
 
     def _crop(self, length: int) -> None:
         pending = self._state["pending"]
