@@ -171,6 +171,7 @@ FEATURES: tuple[Feature, ...] = (
         lambda config, model: bool(config.get("kv_lora_rank")),
     ),
     Feature("keys chosen by an indexer", "由索引器挑选键", "`nn.Indexer`, `mechanisms.TopK`", _INDEXER),
+    Feature("entries of compressed blocks", "压缩条目", "`nn.CompressedAttention`", _has_module("compressor")),
     Feature("learned sinks", "可学习的汇点", "`Softmax(sink_logit=)`", _has_module(r"sinks?|attention_sink(s|_bias)?")),
     Feature(
         "a cap on scores",

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from saccade.caches import (
     BlockSelectCache,
     CompressiveCache,
     CrossCache,
+    EntryCache,
     HeavyHitterCache,
     IndexedCache,
     IndexedLatentCache,
@@ -23,6 +25,8 @@ from saccade.caches import (
 )
 from saccade.caches.call_arguments import MakesMatrix
 from saccade.mechanisms import CompressiveMemory, Delta, Linear, Softmax, TopK
+from saccade.mechanisms.entry_softmax import EntrySoftmax
+from saccade.nn.block_compressor import BlockCompressor, BlockReader
 from saccade.positions import Rotary
 from saccade.scorers import LightningIndexer
 
@@ -47,6 +51,7 @@ EVERY_KIND: dict[str, Callable[[], LayerCache]] = KINDS | {
     "latents": lambda: LatentCache(3),
     "indexed": IndexedCache,
     "indexed latents": lambda: IndexedLatentCache(3),
+    "entries": lambda: EntryCache(4, 5, overlap=True),
     "context": CrossCache,
 }
 
@@ -55,5 +60,13 @@ def mechanism_of(name: str, n: int) -> MakesMatrix:
     """Return a mechanism for ``n`` new tokens, two batch items and two key heads, which a kind of cache supports."""
     if name.startswith("indexed"):
         return TopK(LightningIndexer(torch.randn(2, 3, n, 2), torch.randn(2, 1, n, 2), torch.randn(2, 3, n)), 3)
+    if name == "entries":
+        compressor = BlockCompressor(4, 4, 4, True, 1e-6)
+        return BlockReader(EntrySoftmax(4, 5), compressor, None, torch.randn(2, 2, n, compressor.parts_dim))
     special = {"sums": Linear, "remembered": lambda: CompressiveMemory(4, 3), "delta rule": Delta}
     return special.get(name, Softmax)()
+
+
+def value_of(name: str, key: Tensor, value: Tensor) -> Tensor:
+    """Return the values that a kind of cache supports: some store only keys."""
+    return key[..., :3] if name.endswith("latents") else key if name == "entries" else value

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from tests.caches.cache_kinds import EVERY_KIND, mechanism_of
+from tests.caches.cache_kinds import EVERY_KIND, mechanism_of, value_of
 from torch._subclasses import FakeTensorMode
 
 from saccade import caches, masks
@@ -23,6 +23,7 @@ UNREADABLE = "whose values cannot be read here\nHint: pass a range"
 REFUSED = {"remembered": "the open segment follows from positions, and fake and meta tensors have no values"}
 REFUSED_WITH_PADDING = {
     "sparse": "it has padding or explicit positions",
+    "entries": "blocks are counted from position 0, without gaps",
     "sums": UNREADABLE,
     "delta rule": UNREADABLE,
     "remembered": UNREADABLE,
@@ -34,7 +35,7 @@ def _run(name: str, *, has_padding: bool = False) -> tuple[list[torch.Size], lis
     cache, shapes, sizes = EVERY_KIND[name](), [], []
     for n in (9, 1, 4, 1):
         q, k, v = (torch.randn(2, heads, n, 4) for heads in (4, 2, 2))
-        tensors = (q, k, k[..., :3] if "latents" in name else v)
+        tensors = (q, k, value_of(name, k, v))
         tensors = (q,) if name == "context" and cache.length else tensors
         where = padded_positions([9, 7]) if has_padding and not cache.length else None
         shapes.append(cache.attend(mechanism_of(name, n), *tensors, mask=masks.Causal(), positions=where).shape)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.caches.cache_kinds import EVERY_KIND, mechanism_of
+from tests.caches.cache_kinds import EVERY_KIND, mechanism_of, value_of
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.functional import normalize
@@ -31,7 +31,7 @@ def _attend(name: str, cache: LayerCache, tensors: Tensors, *stops: int) -> Tens
     for stop in stops:
         torch.manual_seed(stop)
         q, k, v = (x[..., start:stop, :] for x in tensors)
-        new = (q, k, k[..., :3] if "latents" in name else v)
+        new = (q, k, value_of(name, k, v))
         new = new[:1] if name == "context" and cache.length else new
         outs.append(cache.attend(mechanism_of(name, stop - start), *new, mask=masks.Causal()))
         start = stop

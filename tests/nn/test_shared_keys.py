@@ -13,6 +13,7 @@ from saccade import masks
 from saccade.caches import Cache, Int8Cache, KVCache
 from saccade.mechanisms import Forgetting, Mechanism, Softmax
 from saccade.nn import (
+    CompressedAttention,
     DecoderLayer,
     DecoderStack,
     DifferentialAttention,
@@ -215,6 +216,10 @@ SOURCES: dict[str, tuple[AttentionLayer, Mechanism | None]] = {
     "ForgettingAttention": (ForgettingAttention(WIDTH, 4), Forgetting(4)),
     "LatentAttention": (LatentAttention(WIDTH, 4, latent_dim=4, head_dim=4, rotary_dim=0), None),
     "NativeSparseAttention": (NativeSparseAttention(WIDTH, 4), None),
+    "CompressedAttention": (
+        CompressedAttention(WIDTH, 4, head_dim=4, rotary_dim=0, block_size=2, window=2),
+        None,
+    ),
     "SharedKeyAttention": (SharedKeyAttention(WIDTH, 4, 0), None),
     "Recurrence": (Recurrence(WIDTH, 4), None),
     "StateSpace": (StateSpace(WIDTH), None),

@@ -17,6 +17,7 @@ from saccade.nn import (
     AttentionBlock,
     AttentionPool,
     ColumnAttention,
+    CompressedAttention,
     DecoderLayer,
     DecoderStack,
     DifferentialAttention,
@@ -65,6 +66,24 @@ SOURCES: Makes = {
     "DifferentialAttention": lambda: DifferentialAttention(16, 2, mask=CAUSAL, rotary=positions.Rotary(4)),
     "NativeSparseAttention": lambda: NativeSparseAttention(
         16, 4, num_kv_heads=2, mechanism=mechanisms.NativeSparse(2, 2, 2), rotary=positions.Rotary(4)
+    ),
+    "CompressedAttention": lambda: CompressedAttention(
+        16, 4, head_dim=6, rotary_dim=2, block_size=2, window=3, rotary=positions.Rotary(2)
+    ),
+    "CompressedAttention with an indexer": lambda: CompressedAttention(
+        16,
+        4,
+        head_dim=6,
+        rotary_dim=2,
+        block_size=2,
+        window=2,
+        overlap=True,
+        k=1,
+        index_heads=3,
+        index_dim=4,
+        query_latent_dim=5,
+        output_groups=2,
+        output_latent_dim=3,
     ),
     "ForgettingAttention": lambda: ForgettingAttention(16, 4, num_kv_heads=2),
     "AttentionBlock": lambda: AttentionBlock(16, 4, mask=CAUSAL),

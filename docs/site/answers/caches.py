@@ -8,14 +8,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 import saccade as sc
 from answers.examples import CACHES, FEW, LONG, MECHANISMS, SHORT, WIDTH
 from answers.making import cache_named, mechanism_named, tokens
 from answers.mechanisms import mechanisms_told
-from saccade import masks, mechanisms, scorers
+from saccade import masks, mechanisms, nn, scorers
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
+from saccade.mechanisms.entry_softmax import EntrySoftmax
+from saccade.nn.block_compressor import BlockCompressor, BlockReader
 from saccade.testing import error
 
 # The mask that is joined with the causal one in the dense run of a cache; no mask at all for a context.
@@ -40,12 +43,13 @@ def caches_run() -> dict[str, dict[str, float | str]]:
                 found[name][own] = refused.reasons[0]
             except ValueError as refused:
                 found[name][own] = _rule_of(refused)
+    found["EntryCache"]["nn.CompressedAttention"] = _error_of_entries()
     return found
 
 
 def _error_of(name: str, own: str) -> float:
     query, key, value = tokens()[:3]
-    value = key if name.endswith("LatentCache") else value
+    value = key if name.endswith(("LatentCache", "EntryCache")) else value
     mask = None if name == "CrossCache" else masks.Causal()
     made, parts = cache_named(name), []
     for start, stop in ((0, 12), (12, 13), (13, 17), (17, FEW)):
@@ -58,6 +62,15 @@ def _error_of(name: str, own: str) -> float:
         parts.append(made.attend(mine, query[:, :, rows], key[:, :, rows], value[:, :, rows], mask=mask))
     dense = mechanism_named(own)(query, key, mask=DENSE_RUNS.get(name, mask)) @ value
     return error(torch.cat(parts, 2), dense)
+
+
+@torch.no_grad()
+def _error_of_entries() -> float:
+    """Return how far a layer with an `EntryCache`, which supports no mechanism by itself, is from its full run."""
+    torch.manual_seed(0)
+    layer = nn.CompressedAttention(16, 2, head_dim=8, rotary_dim=0, block_size=8, window=16).double()
+    cache, x = layer.new_cache(), torch.randn(1, FEW, 16, dtype=torch.float64)
+    return error(torch.cat([layer(part, cache=cache) for part in x.split([12, 1, 4, FEW - 17], 1)], 1), layer(x))
 
 
 def _rule_of(refused: Exception) -> str:
@@ -91,11 +104,20 @@ def sizes_of_caches() -> dict[str, CacheSize]:
                 both = (x, x) if name == "CrossCache" else (new, new)
                 mask = None if name == "CrossCache" else masks.Causal()
                 made.attend(
-                    _narrow(own, rows), new, *((None, None) if name == "CrossCache" and start else both), mask=mask
+                    _reader(new) if name == "EntryCache" else _narrow(own, rows),
+                    new,
+                    *((None, None) if name == "CrossCache" and start else both),
+                    mask=mask,
                 )
             held.append(made.nbytes)
         found[name] = CacheSize(*held, made.traffic.bytes_read)
     return found
+
+
+def _reader(new: Tensor) -> BlockReader:
+    """Return a call of compressed attention that compresses these tokens in blocks of 8."""
+    compressor = BlockCompressor(WIDTH, WIDTH, 8, False, 1e-6)
+    return BlockReader(EntrySoftmax(8, 16), compressor, None, torch.cat([new, new], 3))
 
 
 def _narrow(own: str, rows: slice) -> Mechanism:

@@ -90,6 +90,7 @@ CACHES = {
     "QuantizedCache": "QuantizedCache(4, 4)",
     "RecurrentCache": "RecurrentCache()",
     "CompressiveCache": "CompressiveCache()",
+    "EntryCache": "EntryCache(8, 16)",
     "CrossCache": "CrossCache()",
 }
 

@@ -7,6 +7,7 @@ from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, MakesMatrix, Traffic
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
+from saccade.caches.entry_cache import EntryCache
 from saccade.caches.eviction import EvictingCache, HeavyHitterCache, SnapKVCache, StoredTokens
 from saccade.caches.files.file_contents import Leaf
 from saccade.caches.files.prefix_store import PrefixStore, fingerprint
@@ -46,6 +47,7 @@ __all__ = [
     "QuantizedCache",
     "RecurrentCache",
     "CompressiveCache",
+    "EntryCache",
     "CrossCache",
     "Cache",
     "Traffic",

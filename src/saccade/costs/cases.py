@@ -15,6 +15,7 @@ from saccade.caches import Cache, LayerCache
 from saccade.engine import custom_op
 from saccade.masks import Mask, as_mask
 from saccade.mechanisms import CompressiveMemory, Mechanism, NativeSparse, Softmax, TopK
+from saccade.mechanisms.entry_softmax import EntrySoftmax
 from saccade.models import (
     Decoder,
     DecoderConfig,
@@ -100,7 +101,9 @@ class Subject(NamedTuple):
         if length == 0:
             return {}
         if hasattr(self.module, "new_cache"):
-            if not any(isinstance(part, NativeSparse | TopK | Indexer) for part in self.module.modules()):
+            if not any(
+                isinstance(part, NativeSparse | TopK | Indexer | EntrySoftmax) for part in self.module.modules()
+            ):
                 return {}
             cache: Cache | LayerCache = cast("Any", self.module).new_cache()
             self.call(*self.tensors(length), cache=cache)

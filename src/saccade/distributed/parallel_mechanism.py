@@ -14,6 +14,7 @@ from saccade.engine.positions.positioned_mask import check_domain
 from saccade.masks import Mask, as_mask
 from saccade.matrix import DerivedMatrix, Matrix
 from saccade.mechanisms import RWKV7, S4D, DeltaProduct, Differential, Linear, Mechanism, Performer, Softmax, TopK
+from saccade.mechanisms.entry_softmax import EntrySoftmax
 from saccade.mechanisms.recurrences.mechanism import Recurrence
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
@@ -183,6 +184,8 @@ def _reasons_against(mechanism: Mechanism) -> list[str]:
     name = type(mechanism).__name__
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
         return [f"{name} needs all keys at once, which no rank has"]
+    if isinstance(mechanism, EntrySoftmax):
+        return ["it attends to compressed entries of all earlier blocks, which no rank has"]
     if isinstance(mechanism, DeltaProduct | RWKV7):
         return [f"a token takes several steps in {name}, but ranks pass on states only between tokens of one step"]
     if isinstance(mechanism, TopK) and not (mechanism.block_size == 1 and type(mechanism.scorer) is DotProducts):

@@ -1,4 +1,4 @@
-"""Convert transformers' latent and differential attention to saccade layers with the same weights."""
+"""Convert transformers' latent, compressed and differential attention to saccade layers with the same weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from saccade.masks import Causal
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling
-from saccade.nn import DifferentialAttention, Indexer, LatentAttention
+from saccade.nn import CompressedAttention, DifferentialAttention, Indexer, LatentAttention
 from saccade.nn.projections import reasons_against_plain
 from saccade.positions import Rotary
 from saccade.support.errors import type_error, unsupported
@@ -17,6 +17,7 @@ from saccade.support.validation import check_type
 
 _INDEXED = ("DeepseekV32Attention", "GlmMoeDsaAttention")
 _LATENT = ("DeepseekV2Attention", "DeepseekV3Attention", *_INDEXED)
+_COMPRESSED = "DeepseekV4Attention"
 _DIFFERENTIAL = "DiffLlamaAttention"
 _LATENT_PARTS = {
     "query_latent_projection": "q_a_proj",
@@ -36,13 +37,14 @@ _INDEXER_PARTS = {
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
 
 
-def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttention:
+def from_transformers(module: nn.Module) -> LatentAttention | CompressedAttention | DifferentialAttention:
     """Convert a transformers attention module to a saccade layer with copied weights and equal outputs.
 
     ================================================ =================================================
     ``DeepseekV2Attention``, ``DeepseekV3Attention`` `saccade.nn.LatentAttention`
     ``DeepseekV32Attention``, ``GlmMoeDsaAttention`` `saccade.nn.LatentAttention` with an indexer, or with
                                                      ``selection_from`` if GLM's layer shares a selection
+    ``DeepseekV4Attention`` with compressed entries  `saccade.nn.CompressedAttention`
     ``DiffLlamaAttention``                           `saccade.nn.DifferentialAttention`
     ================================================ =================================================
 
@@ -59,22 +61,38 @@ def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttent
     """
     kind = type(module).__name__
     check_type("module", module, nn.Module, "be a module")
-    if kind not in (*_LATENT, _DIFFERENTIAL):
-        raise type_error("module", f"be a {', '.join(_LATENT)} or {_DIFFERENTIAL}", kind)
+    if kind not in (*_LATENT, _COMPRESSED, _DIFFERENTIAL):
+        raise type_error("module", f"be a {', '.join((*_LATENT, _COMPRESSED))} or {_DIFFERENTIAL}", kind)
     source: Any = module
-    reasons = rope_reasons(source.config.to_dict())
-    linear = {name: part for name, part in source.named_children() if name.endswith(("_proj", "_with_mqa"))}
+    reasons = rope_reasons(_settings(source))
+    linear = {name: part for name, part in source.named_modules() if name.endswith(("_proj", "_with_mqa"))}
+    linear.pop("o_a_proj", None)  # the grouped projection of DeepSeek-V4
     if getattr(source, "indexer", None) is not None:
         linear |= {f"indexer.{name}": part for name, part in source.indexer.named_children() if name != "k_norm"}
     reasons += reasons_against_plain(linear, "saccade's layer")
+    if kind == _COMPRESSED and source.compressor is None:
+        reasons.append("it has only a window, and a CompressedAttention reads compressed entries as well")
     if reasons:
         raise unsupported(kind, reasons)
-    layer = _differential(source) if kind == _DIFFERENTIAL else _latent(source)
-    return layer.to(source.o_proj.weight.device, source.o_proj.weight.dtype).train(source.training)
+    if kind == _DIFFERENTIAL:
+        layer: LatentAttention | CompressedAttention | DifferentialAttention = _differential(source)
+    else:
+        layer = _compressed(source) if kind == _COMPRESSED else _latent(source)
+    weight = next(iter(linear.values())).weight
+    return layer.to(weight.device, weight.dtype).train(source.training)
 
 
-def _rotary(config: Any, head_dim: int, layout: Any, rotary_dim: int | None = None) -> Rotary:
-    settings = config.to_dict()
+def _settings(module: Any) -> dict[str, Any]:
+    """Return the configuration of a module, with the rotary settings of its layer."""
+    settings: dict[str, Any] = module.config.to_dict()
+    if type(module).__name__ == _COMPRESSED:
+        rope = {key: x for key, x in settings["rope_parameters"]["compress"].items() if key != "partial_rotary_factor"}
+        settings["rope_parameters"] = rope
+    return settings
+
+
+def _rotary(module: Any, head_dim: int, layout: Any, rotary_dim: int | None = None) -> Rotary:
+    settings = _settings(module)
     base, scaling = rope_base(settings), rope_scaling(settings)
     return Rotary(head_dim, base=base, rotary_dim=rotary_dim, layout=layout, scaling=scaling)
 
@@ -91,7 +109,7 @@ def _latent(module: Any) -> LatentAttention:
         rotary_dim=module.qk_rope_head_dim,
         value_dim=module.v_head_dim,
         query_latent_dim=module.q_lora_rank,
-        rotary=_rotary(config, module.qk_rope_head_dim, "interleaved" if is_interleaved else "half"),
+        rotary=_rotary(module, module.qk_rope_head_dim, "interleaved" if is_interleaved else "half"),
         mask=Causal(),
         scale=module.scaling,
         norm_eps=module.kv_a_layernorm.variance_epsilon,
@@ -126,10 +144,56 @@ def _selection(module: Any) -> dict[str, Any]:
         num_heads=theirs.n_heads,
         head_dim=theirs.head_dim,
         query_dim=theirs.q_lora_rank,
-        rotary=_rotary(module.config, theirs.head_dim, layout, theirs.qk_rope_head_dim),
+        rotary=_rotary(module, theirs.head_dim, layout, theirs.qk_rope_head_dim),
         norm_eps=theirs.k_norm.eps,
     )
     return {"indexer": ours}
+
+
+def _compressed(module: Any) -> CompressedAttention:
+    config, width, is_sparse = module.config, module.head_dim, hasattr(module.compressor, "indexer")
+    rotary_dim = config.qk_rope_head_dim
+    ours = CompressedAttention(
+        config.hidden_size,
+        module.num_heads,
+        head_dim=width,
+        rotary_dim=rotary_dim,
+        block_size=module.compressor.compress_rate,
+        window=module.sliding_window,
+        overlap=is_sparse,
+        k=config.index_topk if is_sparse else None,
+        index_heads=config.index_n_heads if is_sparse else None,
+        index_dim=config.index_head_dim if is_sparse else None,
+        query_latent_dim=config.q_lora_rank,
+        output_groups=config.o_groups,
+        output_latent_dim=config.o_lora_rank,
+        rotary=_rotary(module, rotary_dim, "interleaved"),
+        norm_eps=config.rms_norm_eps,
+        dropout_p=module.attention_dropout,
+    )
+    compressor = {"content_projection": "kv_proj", "gate_projection": "gate_proj", "norm": "kv_norm"}
+    names = {
+        "query_latent_projection": "q_a_proj",
+        "query_norm": "q_a_norm",
+        "query_projection": "q_b_proj",
+        "key_projection": "kv_proj",
+        "key_norm": "kv_norm",
+        "output_projection": "o_b_proj",
+        **{f"compressor.{name}": f"compressor.{theirs}" for name, theirs in compressor.items()},
+    }
+    if is_sparse:
+        names |= {f"indexer.compressor.{name}": f"compressor.indexer.{theirs}" for name, theirs in compressor.items()}
+        names["indexer.query_projection"] = "compressor.indexer.q_b_proj"
+        names["indexer.weight_projection"] = "compressor.indexer.scorer.weights_proj"
+    theirs = module.state_dict()
+    state = {f"{name}.weight": theirs[f"{other}.weight"] for name, other in names.items()}
+    state["mechanism.sink_logit"] = theirs["sinks"]
+    state["output_latent_projection.weight"] = theirs["o_a_proj.weight"].unflatten(0, (config.o_groups, -1))
+    for name, other in (("compressor", "compressor"), ("indexer.compressor", "compressor.indexer")):
+        if f"{other}.position_bias" in theirs:
+            state[f"{name}.position_bias"] = theirs[f"{other}.position_bias"]
+    ours.load_state_dict(state)
+    return ours
 
 
 def _differential(module: Any) -> DifferentialAttention:
@@ -140,7 +204,7 @@ def _differential(module: Any) -> DifferentialAttention:
         layer=module.layer_idx,
         num_kv_heads=config.num_key_value_heads // 2,
         mask=Causal(),
-        rotary=_rotary(config, width, "half"),
+        rotary=_rotary(module, width, "half"),
         norm_eps=module.groupnorm.eps,
         projection_bias=module.o_proj.bias is not None,
     )

@@ -94,17 +94,7 @@ class NativeSparse(CheckedMechanism):
         self.scale = None if scale is None else check_number("scale", scale)
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        parts = parts_of(mask)
-        neither = "{mask} is neither Causal nor padding on the right: blocks are counted from position 0"
-        reasons = [
-            Message(neither, mask=type(part).__name__)
-            for part in parts
-            if not (isinstance(part, Causal | Full) or (isinstance(part, Padding) and part.side == "right"))
-        ]
-        if not any(isinstance(part, Causal) for part in parts) and not reasons:
-            words = "{mask} is not causal: a block is compressed after its last token"
-            reasons.append(Message(words, mask=type(mask).__name__))
-        return tuple(reasons)
+        return reasons_against_blocks(mask)
 
     def forward(
         self,
@@ -222,3 +212,18 @@ class NativeSparse(CheckedMechanism):
     def extra_repr(self) -> str:
         sizes = f"block_size={self.block_size}, k={self.k}, window={self.window}"
         return f"{sizes}, sink_blocks={self.sink_blocks}, local_blocks={self.local_blocks}, scale={self.scale}"
+
+
+def reasons_against_blocks(mask: Mask) -> tuple[str, ...]:
+    """Return the reasons why blocks cannot be counted from position 0 and compressed after their last token."""
+    parts = parts_of(mask)
+    neither = "{mask} is neither Causal nor padding on the right: blocks are counted from position 0"
+    reasons = [
+        Message(neither, mask=type(part).__name__)
+        for part in parts
+        if not (isinstance(part, Causal | Full) or (isinstance(part, Padding) and part.side == "right"))
+    ]
+    if not any(isinstance(part, Causal) for part in parts) and not reasons:
+        words = "{mask} is not causal: a block is compressed after its last token"
+        reasons.append(Message(words, mask=type(mask).__name__))
+    return tuple(reasons)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.attention_block import AttentionBlock
 from saccade.nn.attention_pool import AttentionPool
+from saccade.nn.compressed_attention import CompressedAttention
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.differential_attention import DifferentialAttention
 from saccade.nn.encoder_layer import EncoderLayer
@@ -33,6 +34,7 @@ __all__ = [
     "Indexer",
     "DifferentialAttention",
     "NativeSparseAttention",
+    "CompressedAttention",
     "SharedKeyAttention",
     "ForgettingAttention",
     "RowAttention",

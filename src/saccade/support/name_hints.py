@@ -67,6 +67,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("MultiheadAttention", "MHA", "Attention", "SelfAttention", "GQA"), "MultiHeadAttention"),
         **dict.fromkeys(("MLA", "MultiHeadLatentAttention"), "LatentAttention"),
         **dict.fromkeys(("DSA", "LightningIndexer"), "LatentAttention(indexer=Indexer(...))"),
+        **dict.fromkeys(("CSA", "HCA", "DeepseekV4Attention"), "CompressedAttention"),
         **dict.fromkeys(("TransformerEncoderLayer", "TransformerEncoder"), "EncoderLayer and EncoderStack"),
         **dict.fromkeys(("TransformerDecoderLayer", "TransformerDecoder"), "DecoderLayer and DecoderStack"),
         **dict.fromkeys(("MLP", "FFN"), "FeedForward"),

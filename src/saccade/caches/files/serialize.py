@@ -14,6 +14,7 @@ from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
+from saccade.caches.entry_cache import EntryCache
 from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
 from saccade.caches.files.file_contents import Contents, MisfitError
 from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
@@ -47,6 +48,7 @@ _KINDS = {
         Int8Cache,
         QuantizedCache,
         CompressiveCache,
+        EntryCache,
         RecurrentCache,
         CrossCache,
     )
@@ -228,6 +230,8 @@ def _new_cache(contents: Contents) -> LayerCache:
             if prompt not in ("dense", "sparse"):
                 raise contents.misfit(name)
             settings[name] = prompt
+        elif name == "overlap":
+            settings[name] = contents.value(name)  # the cache requires a bool
         elif name == "rotary":
             settings[name] = None if contents.value(name) is None else _rotary(contents.part(name))
         else:
