@@ -59,4 +59,5 @@ def _results(entry: Entry, law: Law, device: str) -> Iterator[Result]:
 def _is_tried(entry: Entry, case: Case) -> bool:
     """Return whether an entry is tried on a case at the sizes of models."""
     is_small = case.batch * case.num_heads * case.q_len * case.kv_len <= _MOST
-    return is_small and (entry.only is None or case.name in entry.only)
+    is_short = entry.longest is None or case.kv_len <= entry.longest
+    return is_small and is_short and (entry.only is None or case.name in entry.only)

@@ -42,7 +42,7 @@ def called_function(argument: str = "") -> str:
             outermost = name
             if parameter in _parameters(frame):
                 match = name
-            elif receiver is not None and parameter in inspect.signature(receiver).parameters:
+            elif parameter and receiver is not None and parameter in inspect.signature(receiver).parameters:
                 match = receiver.__name__
     return match or outermost or fallback or "saccade"
 
