@@ -135,7 +135,7 @@ GGML = Library(
     "ggml",
     "xllamacpp",
     tuple(
-        Peer(call, partial(attend, operation=operation), gqa=True, dtype=torch.float32)
+        Peer(call, partial(attend, operation=operation), gqa=True, gradients=False, dtype=torch.float32)
         for call, operation in (
             ("ggml_flash_attn_ext(q, k, v, mask)", _flash),
             ("ggml_soft_max_ext(ggml_mul_mat(k, q), mask)", _softmax),

@@ -44,7 +44,7 @@ def judged(entry: Entry, device: str = "cpu") -> dict[str, Any]:
 
 def _results(entry: Entry, law: Law, device: str) -> Iterator[Result]:
     peer = entry.peer
-    subject = Subject(peer.function, with_lse=peer.with_lse, gqa=peer.gqa, device=device)
+    subject = Subject(peer.function, with_lse=peer.with_lse, gqa=peer.gqa, gradients=peer.gradients, device=device)
     own = [case for case in peer.cases() if case.name in CASES or peer.definition is not None]
     is_free = law.dtypes is None or peer.dtype in law.dtypes
     now = dataclasses.replace(law, dtypes=(peer.dtype,)) if is_free else law

@@ -68,6 +68,10 @@ def check_inputs(*tensors: Tensor) -> None:
 
 
 ONNX_RUNTIME = Library(
-    "onnxruntime", "onnxruntime", (Peer("ONNX Attention", by_onnx_runtime, gqa=True, dtype=torch.float32),)
+    "onnxruntime",
+    "onnxruntime",
+    (Peer("ONNX Attention", by_onnx_runtime, gqa=True, gradients=False, dtype=torch.float32),),
 )
-OPENVINO = Library("openvino", "openvino", (Peer("ScaledDotProductAttention", by_openvino, dtype=torch.float32),))
+OPENVINO = Library(
+    "openvino", "openvino", (Peer("ScaledDotProductAttention", by_openvino, gradients=False, dtype=torch.float32),)
+)

@@ -105,6 +105,13 @@ def test_a_kernel_launched_on_a_grid_is_right_without_triton_too():
     assert {result.law for result in _launched(shift=1).check(laws=["oracle"], **FEW).broken} == {"oracle"}
 
 
+@pytest.mark.parametrize("law", ["isolation", "empty_rows"])
+def test_laws_check_the_output_of_a_kernel_without_gradients(law):
+    report = _launched().check(laws=[law], cases=["window-past", "nothing", "padding"], dtypes=[torch.float32], seed=0)
+    assert report.ok, report
+    assert report.kept
+
+
 def test_a_kernel_launched_on_a_grid_refuses_what_it_cannot_take():
     query = torch.randn(1, 2, 4, 6, requires_grad=True)
     with pytest.raises(UnsupportedError, match=r"no gradients(.|\n)*powers of two"):
