@@ -15,13 +15,12 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _Av
 
 from saccade.distributed.collectives import check_agreement
 from saccade.integrations.attention_arguments import check_no_weights
-from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import as_rule, with_padding
 from saccade.integrations.packed_patterns import with_pattern
 from saccade.integrations.traced_functions import MaskFunction
 from saccade.integrations.transformers import registered
-from saccade.integrations.transformers_call import AttentionCall
+from saccade.integrations.transformers_call import AttentionCall, uses_attention_interface
 from saccade.masks import Documents, Mask
 from saccade.support.errors import unsupported, value_error
 
