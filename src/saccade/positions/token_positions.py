@@ -242,16 +242,6 @@ def can_be_read(x: Tensor) -> bool:
     return has_values(x) and not is_mapped(x)
 
 
-def check_distances(distances: Tensor) -> None:
-    """Raise an error unless the distances for a position bias are int64 with one dimension."""
-    if not isinstance(distances, Tensor) or distances.dtype != torch.int64:
-        got = str(getattr(distances, "dtype", type(distances).__name__)).removeprefix("torch.")
-        raise type_error("distances", "be an int64 tensor", got)
-    if distances.dim() != 1:
-        hint = "a distance is a query's position minus a key's: torch.arange(-3, 4)"
-        raise value_error("distances", "have one axis", list(distances.shape), hint=hint)
-
-
 def as_positions(positions: GivenPositions, device: torch.device | None = None) -> Tensor:
     """Convert positions to an int64 tensor; a range becomes ``[len]``, a tensor keeps its shape."""
     checked = Positions.of(positions)
