@@ -65,7 +65,8 @@ class Tutorial(NamedTuple):
     says: tuple[Statement, ...]
 
 
-def _read() -> tuple[Tutorial, ...]:
+def _read_tutorials() -> tuple[Tutorial, ...]:
+    """Read the tutorials and their statements from ``tutorials.toml``."""
     with (Path(__file__).parent / "tutorials.toml").open("rb") as file:
         documents = tomllib.load(file)["document"]
     return tuple(
@@ -82,7 +83,7 @@ def _statement(fields: dict[str, str]) -> Statement:
     return Statement(**({"verdict": find(fields["claim"]).verdict} if "claim" in fields else {}) | fields)  # type: ignore[arg-type]
 
 
-TUTORIALS = _read()
+TUTORIALS = _read_tutorials()
 """The five tutorials that ``tutorials.toml`` describes."""
 
 
