@@ -83,7 +83,7 @@ class Fused(KernelWithBackward):
         return cost_of(inputs, value_dim)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the fused kernel's backward pass."""
+        """Return the peak memory of the fused kernel's backward pass, in bytes."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:

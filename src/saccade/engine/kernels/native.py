@@ -146,7 +146,7 @@ class Native(KernelWithBackward):
         return cost_of(inputs, value_dim, dropout_p, read_dtype(inputs.query.dtype))
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the compiled kernel's backward pass, for gradients, partial sums and copies."""
+        """Return the peak memory of the compiled kernel's backward pass, in bytes: gradients, partial sums, copies."""
         return bytes_of_backward(inputs, value_dim, read_dtype(inputs.query.dtype))
 
     def pairs(self, inputs: AttentionInputs) -> int:

@@ -61,7 +61,7 @@ class Tiled(KernelWithBackward):
         return cost_of(inputs, value_dim, dropout_p)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the tiled kernel's backward pass."""
+        """Return the peak memory of the tiled kernel's backward pass, in bytes."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
