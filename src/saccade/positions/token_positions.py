@@ -212,7 +212,10 @@ class Positions:
         return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
 
     def on(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the positions as an int64 tensor ``[batch | 1, len]`` on a device (for a range, the CPU if None)."""
+        """Return the positions as an int64 tensor ``[batch | 1, len]`` on ``device``.
+
+        If it is None, a table stays on its device and a range goes to the CPU.
+        """
         run = self.run
         if run is None:
             assert self.table is not None

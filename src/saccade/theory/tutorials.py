@@ -88,7 +88,7 @@ TUTORIALS = _read_tutorials()
 
 
 def listed(tutorials: Sequence[Tutorial] | None = None) -> str:
-    """List the statements of tutorials (all if None), as plain text.
+    """List the statements of tutorials as plain text; None lists those of all tutorials.
 
     Each is listed with its verdict, its condition if the verdict is "holds if", its claim and its measurement.
     """
@@ -105,7 +105,7 @@ def listed(tutorials: Sequence[Tutorial] | None = None) -> str:
 
 
 def tables(tutorials: Sequence[Tutorial] | None = None, *, chinese: bool = False) -> str:
-    """Format the statements of tutorials (all if None) as Markdown, with one table per tutorial."""
+    """Format the statements of tutorials as Markdown, with one table per tutorial; None formats all tutorials."""
     head = (
         "| 论述 | 结论 | 论断 | 可推翻结论的测量 |"
         if chinese

@@ -130,7 +130,7 @@ class Fused(KernelWithBackward):
 
 
 def _has_large_gradient(inputs: AttentionInputs) -> bool:
-    """Return whether query or key needs a gradient, over so many scores that starting a kernel costs little."""
+    """Return whether query or key needs a gradient, and enough scores make the overhead of a call negligible."""
     is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
     return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
 

@@ -237,7 +237,7 @@ def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
 
 
 def _should_gather(inputs: AttentionInputs, dtype: torch.dtype) -> bool:
-    """Return whether the mask is strided and has so many pairs that `fused` is faster than the compiled kernel."""
+    """Return whether the mask is strided and has enough pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
     is_half = dtype is torch.bfloat16
     # `fused` materialises the bias of each tile, so that gathering keys pays off only for more pairs.

@@ -217,7 +217,7 @@ def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> 
 
 
 class _Block(NamedTuple):
-    """A block of complete rows of scores, with the queries, keys and values that it is computed from."""
+    """A block of complete rows in the tiled kernel: its scores, and the queries, keys and values they come from."""
 
     tile: Tile
     query: Tensor
