@@ -247,7 +247,7 @@ def _keeps_infinity(inputs: AttentionInputs) -> bool:
 
 
 def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of the test for NaN and inf in `forward`, in addition to a kernel's results."""
+    """Return the peak memory, in bytes, that the NaN and inf check in `forward` needs beyond a kernel's results."""
     batch, heads, q_len, kv_len = inputs.shape
     if inputs.plan.is_full:
         return 0

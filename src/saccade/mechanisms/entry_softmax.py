@@ -43,7 +43,7 @@ class EntriesAndWindow(Mask):
         offset: column of the token at position 0; it may be negative or among the entries.
         window: number of tokens that a query sees, including its own.
         block_size: number of tokens in a block.
-        last: largest number of entries that a query sees: the last ones; None for all.
+        last: number of most recent entries that a query sees; None for all.
     """
 
     rule: Mask
@@ -96,7 +96,7 @@ class EntriesAndWindow(Mask):
         return f"{self.rule} with the last {self.window} tokens and {self.entries} entries of {self.block_size} tokens"
 
     def _finished(self, rows: Ints) -> Ints:
-        """Return the number of blocks that end at each row or before."""
+        """Return the number of blocks that end at the position of each query or before."""
         finished: Ints = np.clip(np.floor_divide(rows - self.offset + 1, self.block_size), 0, self.entries)
         return finished
 

@@ -85,7 +85,7 @@ class Indexer(ArgumentHints, nn.Module):
     def forward(
         self, x: Tensor, query_latent: Tensor | None = None, *, positions: GivenPositions = None
     ) -> LightningIndexer:
-        """Return a scorer of the tokens' keys.
+        """Return a scorer with the index queries, index keys and head weights of the tokens.
 
         Args:
             x: the tokens, ``[batch, len, embed_dim]``.

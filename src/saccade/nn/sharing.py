@@ -1,4 +1,4 @@
-"""The objects with which layers of a stack share keys, values and selected keys within one call."""
+"""Functions for stacks in which layers share keys, values or selected keys: checks, arguments of a call, and caches."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Fused(KernelWithBackward):
         return cost_of(inputs, value_dim)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the fused kernel's backward pass."""
+        """Return the peak memory of the fused kernel's backward pass, in bytes."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -130,7 +130,7 @@ class Fused(KernelWithBackward):
 
 
 def _has_large_gradient(inputs: AttentionInputs) -> bool:
-    """Return whether query or key needs a gradient, over so many scores that starting a kernel costs little."""
+    """Return whether query or key needs a gradient, and enough scores make the overhead of a call negligible."""
     is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
     return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
 

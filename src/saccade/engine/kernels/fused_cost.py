@@ -52,7 +52,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of the fused kernel's backward pass, including gradients."""
+    """Return the peak memory of the fused kernel's backward pass, in bytes, including gradients."""
     (batch, heads, q_len, kv_len), key, single = inputs.shape, inputs.key, single_call(inputs)
     width, item, wide = (
         max(inputs.query.shape[3], value_dim),
