@@ -172,7 +172,8 @@ class EntryCache(LayerCache):
                 index_key=index_key,
                 window_first=True,
             )
-            out = matrix.matmul(keys[:, :, : matrix.shape[3]], dropout_p=call.dropout_p)
+            columns = matrix.shape[3]  # fewer in a dry run
+            out = matrix.matmul(keys if columns == keys.shape[2] else keys[:, :, :columns], dropout_p=call.dropout_p)
         except BaseException:  # a failed call changes nothing
             slot.copy_(before)
             raise
