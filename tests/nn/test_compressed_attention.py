@@ -211,6 +211,14 @@ def test_it_is_recorded_and_its_cost_is_known(form: str) -> None:
 
 
 @torch.no_grad()
+def test_steps_are_not_recorded_because_their_columns_are_out_of_order() -> None:
+    stack = DecoderStack([DecoderLayer(_layer("overlapping"), FeedForward(WIDTH, 8))]).double().eval()
+    hint = "Hint: record a run without a cache"
+    with pytest.raises(UnsupportedError, match=hint), sc.record(stack, keep="qk"):
+        stack(_tokens(), cache=stack.new_cache())
+
+
+@torch.no_grad()
 @EACH_FORM
 def test_edits_hold_in_the_full_run_and_in_steps(form: str) -> None:
     layer, x = _layer(form), _tokens()
