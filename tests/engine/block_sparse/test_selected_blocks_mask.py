@@ -1,5 +1,7 @@
 """A rule that chooses blocks of keys for each query: its answers are those of a loop over the pairs."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -66,6 +68,8 @@ def test_keys_that_some_query_reads_are_counted(groups, size, items, sharing):
     chosen = _chosen(masks.Full(), size, items, sharing)
     table = _pairs(chosen)[:items].unflatten(1, (groups, HEADS // groups)).any(2).any(2)
     assert chosen.keys_read(groups, COLUMNS) == int(table.sum())
+    step = dataclasses.replace(chosen, index=chosen.index[:, :, :1])  # a decoding step has one query
+    assert step.keys_read(groups, COLUMNS) == int(_pairs(chosen)[:items, :, 0].unflatten(1, (groups, -1)).any(2).sum())
 
 
 @pytest.mark.parametrize("name", RULES)
