@@ -180,6 +180,31 @@ def test_a_failed_call_changes_nothing(size: int) -> None:
 
 
 @torch.no_grad()
+def test_a_crop_after_a_failed_step_finds_the_token_that_the_step_would_have_replaced() -> None:
+    layer, x = _layer("heavily compressed", block_size=8, window=5), _tokens()
+    cache = layer.new_cache()
+    layer(x[:, :5], cache=cache)
+    failing = layer.mechanism.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        layer(torch.randn_like(x[:, :1]), cache=cache)
+    failing.remove()
+    cache.crop(3)
+    torch.testing.assert_close(layer(x[:, 3:], cache=cache), layer(x)[:, 3:])
+
+
+@torch.no_grad()
+def test_entries_are_scored_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = _layer("compressed sparse"), _tokens()
+    expected = layer.matrix(x).to_dense()
+    monkeypatch.setattr("saccade.mechanisms.entry_softmax._SCORES", 1)
+    monkeypatch.setattr("saccade.mechanisms.entry_softmax._FEWEST", 3)
+    torch.testing.assert_close(layer.matrix(x).to_dense(), expected)
+    cache = layer.new_cache()
+    out = torch.cat([layer(part, cache=cache) for part in x.split([11, 7, N - 18], 1)], 1)
+    torch.testing.assert_close(out, layer(x))
+
+
+@torch.no_grad()
 def test_a_step_reads_the_window_and_the_selected_entries() -> None:
     layer, x = _layer("compressed sparse"), _tokens(1, 1000)
     cache = layer.new_cache(1000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from saccade.support.validation import check_bool, check_int
 _SMALLEST = 16  # smallest number of entries to allocate memory for
 
 
-@runtime_checkable
 class CompressesBlocks(Protocol):
     """The interface of a mechanism that compresses blocks of tokens to entries and attends to them."""
 
@@ -120,7 +119,7 @@ class EntryCache(LayerCache):
 
     def advance(self, call: Call) -> Tensor:
         blocks: Any = call.mechanism
-        if not isinstance(blocks, CompressesBlocks):
+        if not hasattr(blocks, "compress"):
             hint = (
                 "new_cache() of a saccade.nn.CompressedAttention makes this cache; KVCache() supports every mechanism"
             )
