@@ -159,8 +159,13 @@ def test_a_crop_is_possible_within_the_open_block_and_the_window() -> None:
     with pytest.raises(UnsupportedError, match="it has compressed the last block of these tokens, and no longer"):
         cache.crop(7)
     layer(x[:, 11:15], cache=cache)
-    with pytest.raises(UnsupportedError, match=r"it has forgotten tokens that were in the window 1 tokens ago"):
-        cache.crop(14)
+    with pytest.raises(UnsupportedError, match=r"it has forgotten tokens that were in the window 2 tokens ago"):
+        cache.crop(13)
+    for stop in (15, 16):
+        one = cache.fork()
+        one.crop(14)
+        torch.testing.assert_close(layer(x[:, 14:stop], cache=one), layer(x)[:, 14:stop])
+        torch.testing.assert_close(layer(x[:, stop:], cache=one), layer(x)[:, stop:])
     cache.crop(0)
     assert (cache.length, cache.nbytes) == (0, 0)
     torch.testing.assert_close(layer(x, cache=cache), layer(x))

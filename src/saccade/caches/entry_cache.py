@@ -65,7 +65,8 @@ class EntryCache(LayerCache):
     it also stores the projected tokens of the block before. The result equals that of the full run.
 
     Positions count from 0, without gaps, and are equal for all batch items. To try tokens that may be rejected, use
-    `fork`: `crop` is possible only within the open block, and only while the window contains all tokens.
+    `fork`: `crop` is possible only within the open block, and by more than one token only while the window contains all
+    tokens.
 
     Gradients flow to the keys and entries of the current call. Stored keys and entries are constants.
 
@@ -264,7 +265,7 @@ class EntryCache(LayerCache):
     def _why_not_cropped(self, length: int) -> str | None:
         if length // self.block_size != self.length // self.block_size:
             return "it has compressed the last block of these tokens, and no longer stores the tokens themselves"
-        if self.length > self.window:
+        if max(0, length - self.window + 1) < self.length - self.window:  # the next token sees a replaced one
             return f"it has forgotten tokens that were in the window {self.length - length} tokens ago"
         return None
 
