@@ -61,20 +61,34 @@ def _rotated(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _selected(indexer: Indexer, x: Tensor, latent: Tensor, allowed: Tensor) -> Tensor:
-    """Return which keys each query of one text reads, by the formula of the scores, ``[len, len]``."""
+def _scores(indexer: Indexer, x: Tensor, latent: Tensor) -> Tensor:
+    """Return the index scores of one text by their formula, without the constant factor, ``[len, len]``."""
     own = {name: weight.detach() for name, weight in indexer.named_parameters()}
     key = x @ own["key_projection.weight"].T
     key = (key - key.mean(-1, keepdim=True)) / (key.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
     key = _rotated(key * own["key_norm.weight"] + own["key_norm.bias"])
     queries = (latent @ own["query_projection.weight"].T).view(len(x), 8, 6)
     weights = x @ own["weight_projection.weight"].T
-    scores = sum(weights[:, h, None] * (_rotated(queries[:, h]) @ key.T).clamp(min=0) for h in range(8))
+    return sum(weights[:, h, None] * (_rotated(queries[:, h]) @ key.T).clamp(min=0) for h in range(8))
+
+
+def _selected(indexer: Indexer, x: Tensor, latent: Tensor, allowed: Tensor) -> Tensor:
+    """Return which keys each query of one text reads, ``[len, len]``."""
+    scores = _scores(indexer, x, latent)
     chosen = torch.zeros_like(allowed)
     for row, visible in enumerate(allowed):
         ranked = sorted(visible.nonzero()[:, 0].tolist(), key=lambda j: -float(scores[row, j]))
         chosen[row, ranked[:K]] = True
     return chosen
+
+
+def test_scores_are_those_of_the_formula() -> None:
+    torch.manual_seed(0)
+    indexer, x, latents = _indexer().double(), _tokens(), torch.randn(2, N, 8, dtype=torch.float64)
+    nn.init.normal_(indexer.key_norm.bias)
+    expected = torch.stack([_scores(indexer, *own) for own in zip(x, latents, strict=True)])
+    own = indexer(x, latents).scores(range(N), N)[:, 0]
+    torch.testing.assert_close(own, expected * (8 * 6) ** -0.5, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("form", FORMS)
