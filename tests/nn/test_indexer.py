@@ -12,6 +12,7 @@ import saccade as sc
 from saccade import masks
 from saccade.caches import IndexedCache, IndexedLatentCache, Int8Cache, KVCache, LatentCache, load_cache, save_cache
 from saccade.intervention import intervene
+from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, Indexer, LatentAttention, MultiHeadAttention
 from saccade.nn.base_layer import AttentionLayer
 from saccade.positions import ALiBi, Rotary
@@ -190,6 +191,7 @@ def test_with_as_many_keys_as_there_are_the_layer_is_dense() -> None:
     dense = copy.deepcopy(layer)
     dense.indexer = None
     torch.testing.assert_close(layer(x), dense(x))
+    assert not isinstance(layer.matrix(x).inputs.rule, SelectedBlocks)  # nothing is selected
     bias = ALiBi(HEADS)
     torch.testing.assert_close(layer(x, bias=bias), dense(x, bias=bias))
     layer.indexer.k = K
