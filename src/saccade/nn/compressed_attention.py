@@ -259,9 +259,9 @@ class CompressedAttention(AttentionLayer):
         rule, hint = "be an EntryCache, which stores compressed entries", "new_cache() makes one"
         check_type("cache", cache, EntryCache, rule, hint=hint)
         assert isinstance(cache, EntryCache)
-        ours, theirs = self.new_cache(), cache
-        for name in ("block_size", "window", "overlap"):
-            wanted, got = getattr(ours, name), getattr(theirs, name)
+        ours = {"block_size": self.mechanism.block_size, "window": self.mechanism.window, "overlap": self.overlap}
+        for name, wanted in ours.items():
+            got = getattr(cache, name)
             if got != wanted:
                 raise value_error("cache", f"have {name} {wanted}, as the layer", got, hint=hint)
         return cache.length

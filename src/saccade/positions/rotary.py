@@ -137,9 +137,9 @@ class Rotary(ArgumentHints, nn.Module):
         Returns:
             The tensor before rotation, with the shape and dtype of x.
         """
-        square = 1.0 if self.scaling is None else self.scaling.magnitude**2
         cos, sin = self._cos_and_sin(x, positions)
-        return rotated(x, cos / square, -sin / square, self.layout)
+        square = 1.0 if self.scaling is None else self.scaling.magnitude**2
+        return rotated(x, cos if square == 1.0 else cos / square, sin / -square, self.layout)
 
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
