@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from saccade.engine.block_sparse.index import (
-    BlockSparseKernel,
     HeadGroup,
     QueriesByBlock,
     cap_,
@@ -18,6 +17,7 @@ from saccade.engine.block_sparse.index import (
     selected_blocks,
     start_of_backward,
 )
+from saccade.engine.block_sparse.kernel import BlockSparseKernel
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors

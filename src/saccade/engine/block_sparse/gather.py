@@ -11,7 +11,6 @@ from torch import Tensor
 
 from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.block_sparse.index import (
-    BlockSparseKernel,
     HeadGroup,
     cap_,
     head_groups,
@@ -19,6 +18,7 @@ from saccade.engine.block_sparse.index import (
     start_of_backward,
     visible_ranges,
 )
+from saccade.engine.block_sparse.kernel import BlockSparseKernel
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors
