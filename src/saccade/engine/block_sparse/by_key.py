@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.engine.block_sparse.base_kernel import BlockSparseKernel
 from saccade.engine.block_sparse.index import (
     HeadGroup,
     QueriesByBlock,
@@ -17,7 +18,6 @@ from saccade.engine.block_sparse.index import (
     selected_blocks,
     start_of_backward,
 )
-from saccade.engine.block_sparse.kernel import BlockSparseKernel
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.term import MaskedTerm
+from saccade.engine.block_sparse.base_kernel import BlockSparseKernel
 from saccade.engine.block_sparse.index import (
     HeadGroup,
     cap_,
@@ -18,7 +19,6 @@ from saccade.engine.block_sparse.index import (
     start_of_backward,
     visible_ranges,
 )
-from saccade.engine.block_sparse.kernel import BlockSparseKernel
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors
