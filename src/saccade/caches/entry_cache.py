@@ -10,7 +10,8 @@ from torch import Tensor
 from saccade.caches.buffers import empty, usable
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, Traffic
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
+from saccade.caches.state_tensors import Leaf
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.positions.token_positions import GivenPositions, Positions

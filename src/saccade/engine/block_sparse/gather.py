@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.term import MaskedTerm
+from saccade.engine.block_sparse.base_kernel import BlockSparseKernel
 from saccade.engine.block_sparse.index import (
-    BlockSparseKernel,
     HeadGroup,
     cap_,
     head_groups,
