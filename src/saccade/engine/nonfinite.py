@@ -118,10 +118,10 @@ def backward(
     wanted: tuple[bool, ...],
 ) -> Tensors:
     """Run a kernel's backward pass, and return gradients in which NaN and inf are contained."""
-    # Masked pairs have weight 0, and 0 * NaN and 0 * inf are NaN. Finite gradients of all three tensors are therefore
-    # right, and the tensors need not be read before.
+    # Masked pairs have weight 0, and 0 * NaN and 0 * inf are NaN, so finite gradients are right, and the tensors need
+    # not be read before.
     grads: Tensors | None = None
-    if _has_plain_rows(inputs, results.lse) and (all(wanted[:3]) or is_clean(inputs, inputs.query, inputs.key, value)):
+    if _has_plain_rows(inputs, results.lse):
         grads = kernel.backward(inputs, value, dropped, results, wanted)
         if inputs.plan.is_full or is_finite(*(x for x in grads if x is not None)):
             return grads
