@@ -15,11 +15,11 @@ PYTEST := $(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2
 AVX2 := SACCADE_CPU_LEVEL=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo report verify test mutants check check-tests levels arm arm-python check-all coverage examples site bench gpu-check
+.PHONY: help demo report verify test mutants check check-tests levels arm arm-python check-all coverage examples site bench bench-avx2 gpu-check
 .PHONY: fmt lint type imports clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -95,6 +95,9 @@ site: $(VENV)/.dev  ## build the site in both languages, with three example repo
 
 bench: $(VENV)/.dev  ## time everything against torch, transformers and others (half an hour)
 	$(OFFLINE) $(BIN)/python -m benchmarks
+
+bench-avx2: $(VENV)/.dev  ## time everything as on a processor with AVX2 and nothing newer
+	$(OFFLINE) $(AVX2) $(BIN)/python -m benchmarks
 
 gpu-check: $(VENV)/.dev  ## check and time everything on a GPU (nine minutes); GPU_CHECK='--device cpu --quick' rehearses
 	$(OFFLINE) $(BIN)/python -m benchmarks.gpu_check $(GPU_CHECK)

@@ -1,7 +1,8 @@
 """The tables of the documentation's page of figures, in both languages, from the results of a run."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ from benchmarks.reporting import replace
 from saccade.theory.pictures_in_chinese import in_chinese
 
 RESULTS = Path("benchmarks/results.json")
+"""Results on the processor with the most instructions; those with fewer are in files such as ``results-avx2.json``."""
+_MAIN_LEVEL = "AVX512"
 START, END = "<!-- made by `python -m benchmarks --docs` from here -->", "<!-- to here -->"
 _WORDS = {
     "en": {
         "machine": "{date}, {cpu}, {cores} cores with {features}, {threads} threads; Python {python}, torch {torch}, "
         "{versions}; a dense float32 product runs at {peak:.0f} GFLOP/s.",
         "images": "images",
+        "level": "Column {level}: {date}, {cpu} with no instructions beyond {level}, {threads} threads; a dense "
+        "float32 product runs at {peak:.0f} GFLOP/s.",
         "head": "| case | measured | target | met |",
         "met": {True: "yes", False: "**no**", None: ""},
         "busy": "† Other processes ran at the same time.",
@@ -33,6 +38,8 @@ _WORDS = {
         "machine": "{date}，{cpu}，{cores} 个核心，指令集 {features}，{threads} 个线程；Python {python}，"
         "torch {torch}，{versions}；稠密 float32 乘积 {peak:.0f} GFLOP/s。",
         "images": "images/zh",
+        "level": "{level} 一列：{date}，{cpu}，只用到 {level} 为止的指令，{threads} 个线程；"
+        "稠密 float32 乘积 {peak:.0f} GFLOP/s。",
         "head": "| 情形 | 实测 | 目标 | 达到 |",
         "met": {True: "是", False: "**否**", None: ""},
         "busy": "† 测量时机器另有负载。",
@@ -41,56 +48,97 @@ _WORDS = {
 }
 
 
-def part(results: dict[str, Any], language: str) -> str:
-    """Write the part between the two markers."""
-    return "\n".join(_lines(results, _WORDS[language], language == "zh"))
+def part(results: dict[str, Any], language: str, others: Sequence[dict[str, Any]] = ()) -> str:
+    """Write the part between the two markers. Each of the other results, of lower levels, is one more column."""
+    return "\n".join(_lines(results, others, _WORDS[language], language == "zh"))
 
 
-def _lines(results: dict[str, Any], words: dict[str, Any], is_zh: bool) -> Iterator[str]:
+def _lines(
+    results: dict[str, Any], others: Sequence[dict[str, Any]], words: dict[str, Any], is_zh: bool
+) -> Iterator[str]:
     about = results["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     told = {"features": ", ".join(about["features"]), "peak": results["matmul_peak_flops"] / 1e9}
     yield words["machine"].format(**about | told, date=results["date"], versions=versions)
+    for other in others:
+        told = {"level": level_of(other), "peak": other["matmul_peak_flops"] / 1e9, "date": other["date"]}
+        yield from ("", words["level"].format(**other["machine"] | told))
     for name in drawings(results):
         yield from ("", f"![{words['pictures'][name]}](../{words['images']}/{name})")
     for name, question in QUESTIONS.items():
         rows = [row for row in results["rows"] if row["question"] == question.TITLE]
         if not rows:
             continue
-        yield from ("", f"### {name}: {question.TITLE_ZH if is_zh else question.TITLE}", "", words["head"])
-        yield "|---|---|---|---|"
-        for row in rows:
-            measured = row["measured"] + " †" * row["disturbed"]
-            cells = (row["case"], measured, row["target"], words["met"][row["met"]])
+        columns = {level_of(other): _measured(other, question.TITLE) for other in others}
+        columns = {level: measured for level, measured in columns.items() if measured}
+        yield from ("", f"### {name}: {question.TITLE_ZH if is_zh else question.TITLE}", "")
+        yield words["head"] + "".join(f" {level} |" for level in columns)
+        yield "|---|---|---|---|" + "---|" * len(columns)
+        for row, key in zip(rows, _keys(rows), strict=True):
+            lower = [measured.get(key, "") for measured in columns.values()]
+            cells = (row["case"], _told(row), row["target"], words["met"][row["met"]], *lower)
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-    if any(row["disturbed"] for row in results["rows"]):
+    if any(row["disturbed"] for one in (results, *others) for row in one["rows"]):
         yield from ("", words["busy"])
 
 
-def page(text: str, results: dict[str, Any], language: str) -> str:
-    """Replace the part of a page between its markers."""
+def level_of(results: dict[str, Any]) -> str:
+    """Return the processor level of a run, such as AVX512 or AVX2."""
+    level: str = results["machine"]["features"][0]
+    return level
+
+
+def _measured(results: dict[str, Any], title: str) -> dict[tuple[str, int], str]:
+    """Return the measurements of a question by the keys of their rows."""
+    rows = [row for row in results["rows"] if row["question"] == title]
+    return {key: _told(row) for key, row in zip(_keys(rows), rows, strict=True)}
+
+
+def _keys(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    """Yield the case of each row, and the number of rows of the same case before it."""
+    seen = Counter[str]()
+    for row in rows:
+        yield row["case"], seen[row["case"]]
+        seen[row["case"]] += 1
+
+
+def _told(row: dict[str, Any]) -> str:
+    return str(row["measured"]) + " †" * row["disturbed"]
+
+
+def page(text: str, results: dict[str, Any], language: str, others: Sequence[dict[str, Any]] = ()) -> str:
+    """Replace the part of a page between its markers; see `part`."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     if not rest or END not in rest:
         raise ValueError(f"the page must have the lines {START} and {END}")
-    return f"{before}{START}\n\n{part(results, language)}\n\n{END}{after}"
+    return f"{before}{START}\n\n{part(results, language, others)}\n\n{END}{after}"
 
 
 def write(found: Path, root: Path) -> list[Path]:
-    """Save the results of a run, and write both pages and their figures from them."""
+    """Save the results of a run, and write both pages and their figures from all saved results."""
     results = json.loads(found.read_text(encoding="utf-8"))
-    if (root / RESULTS).exists():
-        results = joined(json.loads((root / RESULTS).read_text(encoding="utf-8")), results)
+    level = level_of(results)
+    saved = root / (RESULTS if level == _MAIN_LEVEL else RESULTS.with_name(f"results-{level.lower()}.json"))
+    if saved.exists():
+        results = joined(json.loads(saved.read_text(encoding="utf-8")), results)
     head = json.dumps({name: value for name, value in results.items() if name != "rows"}, indent=1, ensure_ascii=False)
     rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in results["rows"])
     kept = head.removesuffix("\n}") + f',\n "rows": [\n{rows}\n ]\n}}\n'
-    written = [replace(root / RESULTS, kept.encode())]
+    written = [replace(saved, kept.encode())]
+    results, *others = saved_results(root)
     for language, words in _WORDS.items():
         path = root / "docs" / language / "benchmarks.md"
-        written.append(replace(path, page(path.read_text(encoding="utf-8"), results, language).encode()))
+        written.append(replace(path, page(path.read_text(encoding="utf-8"), results, language, others).encode()))
         for name, draw in drawings(results, language).items():
             written.append(replace(root / "docs" / words["images"] / name, draw()))
     return written
+
+
+def saved_results(root: Path) -> list[dict[str, Any]]:
+    """Read the saved results, those of the highest level first."""
+    paths = [root / RESULTS, *sorted((root / RESULTS).parent.glob("results-*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def joined(kept: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,18 @@ from benchmarks.measuring import Call, Referee, compare, in_turn, slope
 from benchmarks.memory import Job, extra_bytes
 from benchmarks.reporting import Row, duration, memory_row, ratio_row
 from saccade.masks import Causal
-from saccade.mechanisms import RWKV7, SSD, Delta, DeltaProduct, Forgetting, GatedLinear, Mechanism, Mesa
+from saccade.mechanisms import (
+    RWKV7,
+    SSD,
+    Delta,
+    DeltaProduct,
+    Forgetting,
+    GatedDelta2,
+    GatedLinear,
+    Mamba3,
+    Mechanism,
+    Mesa,
+)
 from saccade.mechanisms.forgetting import with_gates
 
 N, SHORT, HEADS, DIM = 8192, 2048, 8, 64
@@ -166,11 +177,31 @@ def mesa(n: int) -> Call:
     return call(lambda *x: Mesa()(x[0], x[1], mask=Causal(), **gates) @ x[2], (query, keys, value))
 
 
+def gated_delta2(n: int) -> Call:
+    """Return the rule of Gated DeltaNet-2, with gates for each channel."""
+    torch.manual_seed(0)
+    query, key, value, fade = torch.randn(4, 1, FEW_HEADS, n, DIM).unbind()
+    gates = {"decay": -F.softplus(fade - 3.0), "erase": torch.rand(1, FEW_HEADS, n, DIM)}
+    keys = F.normalize(key, dim=-1)
+    return call(lambda *x: GatedDelta2()(x[0], x[1], mask=Causal(), **gates) @ x[2], (query, keys, value))
+
+
+def mamba3(n: int) -> Call:
+    """Return Mamba-3's rule."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, FEW_HEADS, n, DIM).unbind()
+    step, blend, fade = torch.rand(3, 1, FEW_HEADS, n).unbind()
+    gates = {"step": step, "blend": blend, "decay": -step * fade, "angle": torch.randn(1, FEW_HEADS, n, DIM // 2)}
+    return call(lambda *x: Mamba3()(x[0], x[1], mask=Causal(), **gates) @ x[2], (query, key, value))
+
+
 GROWTH = {
     "forgetting": (forgetting, 2.1),
     "DeltaProduct, 2 steps": (delta_product, 1.1),
     "RWKV-7": (rwkv7, 1.1),
     "mesa": (mesa, 1.1),
+    "Gated DeltaNet-2": (gated_delta2, 1.1),
+    "Mamba-3": (mamba3, 1.1),
 }
 """Each rule whose growth is measured, and the largest slope of its time; the slope of its memory is at most 1.1."""
 

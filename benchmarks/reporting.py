@@ -99,12 +99,11 @@ def cpu_name() -> str:
 
 def features() -> list[str]:
     """Return the processor's instructions that decide the speed of products, such as those for bfloat16."""
-    known = {
-        "AVX512": torch.backends.cpu.get_cpu_capability() == "AVX512",
-        "AVX512-BF16": torch.cpu._is_avx512_bf16_supported(),
-        "AMX": torch.cpu._is_amx_tile_supported(),
-    }
-    return [name for name, there in known.items() if there] or [torch.backends.cpu.get_cpu_capability()]
+    level = torch.backends.cpu.get_cpu_capability()
+    if level != "AVX512":  # as ATEN_CPU_CAPABILITY may demand
+        return [level]
+    known = {"AVX512-BF16": torch.cpu._is_avx512_bf16_supported(), "AMX": torch.cpu._is_amx_tile_supported()}
+    return [level, *(name for name, there in known.items() if there)]
 
 
 def machine() -> dict[str, object]:

@@ -61,6 +61,17 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def with_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """``impl="auto"`` may choose the compiled kernel; for tests marked with `needs_native`."""
+    from saccade.engine.kernels.native import is_on  # noqa: PLC0415
+
+    monkeypatch.setenv("SACCADE_CPU", "on")
+    is_on.cache_clear()
+    yield
+    is_on.cache_clear()
+
+
+@pytest.fixture
 def flex_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention without its compiler, which has neither lse nor gradients on a CPU; torch's definition has both."""
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415  imports a compiler

@@ -10,7 +10,6 @@ from tests.engine.kernels.native_levels import needs_native
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.kernels.native import is_on
 
 ROOT = str(Path(sc.__file__).parent)
 SMALL, X = torch.randn(1, 2, 8, 16), torch.randn(1, 4, 64, 32)
@@ -74,14 +73,6 @@ def counted(run: Callable[[], object]) -> tuple[int, int]:
     return calls, deepest
 
 
-@pytest.fixture
-def _with_native(monkeypatch):
-    monkeypatch.setenv("SACCADE_CPU", "on")
-    is_on.cache_clear()
-    yield
-    is_on.cache_clear()
-
-
 def check(name: str, limit: tuple[int, int]) -> None:
     with torch.set_grad_enabled(name == "gradient"):
         calls, depth = counted(PATHS[name]())
@@ -96,7 +87,7 @@ def test_calls_and_depth_without_the_compiled_kernel(name):
 
 
 @needs_native
-@pytest.mark.usefixtures("_with_native")
+@pytest.mark.usefixtures("with_native")
 @pytest.mark.parametrize("name", PATHS)
 def test_calls_and_depth_with_the_compiled_kernel(name):
     check(name, LIMITS[name][1])

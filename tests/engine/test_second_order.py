@@ -201,6 +201,7 @@ def test_an_inner_step_of_training_is_trained_through():
     torch.testing.assert_close(trained(ours), trained(theirs))
 
 
+@pytest.mark.usefixtures("without_native")
 def test_memory_of_second_derivatives_is_that_of_blocks(monkeypatch):
     monkeypatch.setattr(tiled_cost, "_ENTRIES", 1 << 12)
 

@@ -74,6 +74,30 @@ def test_compressed_attention_of_transformers_is_the_same(kind: str, rope: dict 
             torch.testing.assert_close(ours(new, cache=mine), _call_v4(theirs, new, start, cache)[0], **tolerance)
 
 
+@torch.no_grad()
+def test_rows_differ_only_where_the_last_selected_score_is_tied() -> None:
+    n, rate, k = 300, 4, 9
+    theirs = _v4("compressed_sparse_attention", index_n_heads=2, index_topk=k, max_position_embeddings=n)
+    ours, x, noted = from_transformers(theirs), torch.randn(1, n, 32), {}
+    indexer = theirs.compressor.indexer
+    indexer.scorer.register_forward_hook(lambda _, __, scores: noted.update(scores=scores[0]))
+    indexer.register_forward_hook(lambda _, __, index: noted.update(index=index[0]))
+    expected, _ = _call_v4(theirs, x, 0, None)
+    error = (ours(x) - expected)[0].abs().amax(1)
+    entries, finished = n // rate, (torch.arange(n)[:, None] + 1) // rate
+    chosen = noted["index"].masked_fill(noted["index"] < 0, entries)
+    chosen = torch.zeros(n, entries + 1, dtype=torch.bool).scatter(1, chosen, True)[:, :entries]
+    own = (ours.matrix(x).to_dense()[0, :, :, :entries] > 0).any(0)
+    scores = noted["scores"].masked_fill(torch.arange(entries) >= finished, -torch.inf).sort(1, descending=True).values
+    is_tied = (scores[:, k - 1] - scores[:, k] < 1e-4) & (finished[:, 0] > k)  # angles are rounded at far positions
+    differs = (own != chosen).any(1)
+    assert not (differs & ~is_tied).any()
+    assert error[~differs].max() < 1e-5
+    # Both scores of a tie are 0: each of the two index heads has a negative product.
+    assert differs.any()
+    assert (scores[differs, k - 1] == scores[differs, k]).all()
+
+
 def test_a_window_without_entries_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="it has only a window, and a CompressedAttention reads compressed"):
         from_transformers(_v4("sliding_attention"))

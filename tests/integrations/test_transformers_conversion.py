@@ -162,6 +162,6 @@ def test_unsupported_layers_are_refused() -> None:
         from_transformers(theirs)
     with pytest.raises(
         TypeError,
-        match=r"be a DeepseekV2Attention, (.*), GlmMoeDsaAttention or DiffLlamaAttention; got Linear",
+        match=r"be a DeepseekV2Attention, (.*), DeepseekV4Attention or DiffLlamaAttention; got Linear",
     ):
         from_transformers(torch.nn.Linear(2, 2))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.engine.kernels.native_levels import NATIVE
+from tests.engine.kernels.native_levels import NATIVE, needs_native
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -187,6 +187,12 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 
+@pytest.fixture(params=["without_native", pytest.param("with_native", marks=needs_native)])
+def _each_kernel(request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(request.param)
+
+
+@pytest.mark.usefixtures("_each_kernel")
 def test_vmap_over_samples() -> None:
     query, key, value, gates = draw(10)
 

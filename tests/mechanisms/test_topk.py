@@ -54,6 +54,34 @@ MASKS = {
 KERNELS: dict[str, str | Kernel] = {"by block": ByBlock(), "gathered": Gathered(), "tiled": "tiled"}
 
 
+@pytest.mark.parametrize("view", ["the keys", "first channels", "last channels", "other rows", "other width"])
+def test_gathered_values_may_share_memory_with_the_keys(view: str) -> None:
+    n, shape = 12, (2, 2, 12, 5)
+    memory = torch.randn(2, 2, n, 8, dtype=TORCH)
+    key = memory[..., :5]
+    value = {
+        "the keys": key,
+        "first channels": memory[..., :3],
+        "last channels": memory[..., 3:],
+        "other rows": memory.as_strided(shape, (2 * n * 8, n * 8, 5, 1)),
+        "other width": memory,
+    }[view]
+    matrix = mechanisms.TopK(DotProducts(), 3)(torch.randn(shape, dtype=TORCH), key, mask=masks.Causal())
+    matrix.impl = Gathered()
+    torch.testing.assert_close(matrix @ value, matrix.to_dense() @ value.clone())
+
+
+def test_index_heads_are_scored_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = [torch.randn(2, 7, 6, 4), torch.randn(2, 1, 9, 4), torch.randn(2, 7, 6)]
+    indexer = LightningIndexer(*leaves)
+    products = torch.einsum("bhqd,bkd->bhqk", leaves[0], leaves[1][:, 0]).relu()
+    expected = torch.einsum("bhqk,bhq->bqk", products, leaves[2])[:, None] * (7 * 4) ** -0.5
+    for limit in (1, 2 * 6 * 9 * 3, 1 << 18):  # one head, three, and all
+        monkeypatch.setattr("saccade.scorers.key_scorers._SCORES", limit)
+        torch.testing.assert_close(indexer.scores(range(6), 9), expected)
+        torch.testing.assert_close(indexer.scores(range(2, 5), 7), expected[:, :, 2:5, :7])
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("sharing", [1, 2, 4])
 @pytest.mark.parametrize("size", [1, 4])

@@ -159,8 +159,13 @@ def test_a_crop_is_possible_within_the_open_block_and_the_window() -> None:
     with pytest.raises(UnsupportedError, match="it has compressed the last block of these tokens, and no longer"):
         cache.crop(7)
     layer(x[:, 11:15], cache=cache)
-    with pytest.raises(UnsupportedError, match=r"it has forgotten tokens that were in the window 1 tokens ago"):
-        cache.crop(14)
+    with pytest.raises(UnsupportedError, match=r"it has forgotten tokens that were in the window 2 tokens ago"):
+        cache.crop(13)
+    for stop in (15, 16):
+        one = cache.fork()
+        one.crop(14)
+        torch.testing.assert_close(layer(x[:, 14:stop], cache=one), layer(x)[:, 14:stop])
+        torch.testing.assert_close(layer(x[:, stop:], cache=one), layer(x)[:, stop:])
     cache.crop(0)
     assert (cache.length, cache.nbytes) == (0, 0)
     torch.testing.assert_close(layer(x, cache=cache), layer(x))
@@ -177,6 +182,31 @@ def test_a_failed_call_changes_nothing(size: int) -> None:
         layer(torch.randn_like(x[:, :size]), cache=cache)
     failing.remove()
     torch.testing.assert_close(layer(x[:, 15:], cache=cache), layer(x)[:, 15:])
+
+
+@torch.no_grad()
+def test_a_crop_after_a_failed_step_finds_the_token_that_the_step_would_have_replaced() -> None:
+    layer, x = _layer("heavily compressed", block_size=8, window=5), _tokens()
+    cache = layer.new_cache()
+    layer(x[:, :5], cache=cache)
+    failing = layer.mechanism.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        layer(torch.randn_like(x[:, :1]), cache=cache)
+    failing.remove()
+    cache.crop(3)
+    torch.testing.assert_close(layer(x[:, 3:], cache=cache), layer(x)[:, 3:])
+
+
+@torch.no_grad()
+def test_entries_are_scored_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = _layer("compressed sparse"), _tokens()
+    expected = layer.matrix(x).to_dense()
+    monkeypatch.setattr("saccade.mechanisms.entry_softmax._SCORES", 1)
+    monkeypatch.setattr("saccade.mechanisms.entry_softmax._FEWEST", 3)
+    torch.testing.assert_close(layer.matrix(x).to_dense(), expected)
+    cache = layer.new_cache()
+    out = torch.cat([layer(part, cache=cache) for part in x.split([11, 7, N - 18], 1)], 1)
+    torch.testing.assert_close(out, layer(x))
 
 
 @torch.no_grad()
@@ -208,6 +238,14 @@ def test_it_is_recorded_and_its_cost_is_known(form: str) -> None:
     assert told.cache_bytes == cache.nbytes
     last = layer.matrix(x[:1]).to_dense()[0, :, -1] > 0
     assert sum(step.size for step in told.decode.steps if step.kernel) == int(last.sum())
+
+
+@torch.no_grad()
+def test_steps_are_not_recorded_because_their_columns_are_out_of_order() -> None:
+    stack = DecoderStack([DecoderLayer(_layer("overlapping"), FeedForward(WIDTH, 8))]).double().eval()
+    hint = "Hint: record a run without a cache"
+    with pytest.raises(UnsupportedError, match=hint), sc.record(stack, keep="qk"):
+        stack(_tokens(), cache=stack.new_cache())
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import saccade as sc
 from saccade import masks
 from saccade.caches import IndexedCache, IndexedLatentCache, Int8Cache, KVCache, LatentCache, load_cache, save_cache
 from saccade.intervention import intervene
+from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, Indexer, LatentAttention, MultiHeadAttention
 from saccade.nn.base_layer import AttentionLayer
 from saccade.positions import ALiBi, Rotary
@@ -61,20 +62,34 @@ def _rotated(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _selected(indexer: Indexer, x: Tensor, latent: Tensor, allowed: Tensor) -> Tensor:
-    """Return which keys each query of one text reads, by the formula of the scores, ``[len, len]``."""
+def _scores(indexer: Indexer, x: Tensor, latent: Tensor) -> Tensor:
+    """Return the index scores of one text by their formula, without the constant factor, ``[len, len]``."""
     own = {name: weight.detach() for name, weight in indexer.named_parameters()}
     key = x @ own["key_projection.weight"].T
     key = (key - key.mean(-1, keepdim=True)) / (key.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
     key = _rotated(key * own["key_norm.weight"] + own["key_norm.bias"])
     queries = (latent @ own["query_projection.weight"].T).view(len(x), 8, 6)
     weights = x @ own["weight_projection.weight"].T
-    scores = sum(weights[:, h, None] * (_rotated(queries[:, h]) @ key.T).clamp(min=0) for h in range(8))
+    return sum(weights[:, h, None] * (_rotated(queries[:, h]) @ key.T).clamp(min=0) for h in range(8))
+
+
+def _selected(indexer: Indexer, x: Tensor, latent: Tensor, allowed: Tensor) -> Tensor:
+    """Return which keys each query of one text reads, ``[len, len]``."""
+    scores = _scores(indexer, x, latent)
     chosen = torch.zeros_like(allowed)
     for row, visible in enumerate(allowed):
         ranked = sorted(visible.nonzero()[:, 0].tolist(), key=lambda j: -float(scores[row, j]))
         chosen[row, ranked[:K]] = True
     return chosen
+
+
+def test_scores_are_those_of_the_formula() -> None:
+    torch.manual_seed(0)
+    indexer, x, latents = _indexer().double(), _tokens(), torch.randn(2, N, 8, dtype=torch.float64)
+    nn.init.normal_(indexer.key_norm.bias)
+    expected = torch.stack([_scores(indexer, *own) for own in zip(x, latents, strict=True)])
+    own = indexer(x, latents).scores(range(N), N)[:, 0]
+    torch.testing.assert_close(own, expected * (8 * 6) ** -0.5, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -176,6 +191,7 @@ def test_with_as_many_keys_as_there_are_the_layer_is_dense() -> None:
     dense = copy.deepcopy(layer)
     dense.indexer = None
     torch.testing.assert_close(layer(x), dense(x))
+    assert not isinstance(layer.matrix(x).inputs.rule, SelectedBlocks)  # nothing is selected
     bias = ALiBi(HEADS)
     torch.testing.assert_close(layer(x, bias=bias), dense(x, bias=bias))
     layer.indexer.k = K
@@ -305,7 +321,11 @@ def test_only_a_stack_can_call_a_reader() -> None:
 @pytest.mark.parametrize(
     ("source", "selection_from", "said"),
     [
-        (_attention(), 0, "attention of layer 0, a source, must be a LatentAttention with an indexer; got LatentAtt"),
+        (
+            _attention(),
+            0,
+            "layer 0, a source, must be a LatentAttention with an indexer; got LatentAttention without one",
+        ),
         (MultiHeadAttention(WIDTH, 4), 0, "must be a LatentAttention with an indexer; got MultiHeadAttention"),
         (_attention(_indexer()), 1, "source of layer 1 must be an earlier layer; got 1"),
     ],
@@ -328,3 +348,49 @@ def test_wrong_arguments_say_what_is_right() -> None:
         _indexer(k=0)
     with pytest.raises(ValueError, match="rotary must be made for head_dim 6; got 4"):
         Indexer(WIDTH, K, num_heads=2, head_dim=6, rotary=Rotary(4))
+
+
+@pytest.mark.parametrize(
+    ("x", "latent", "said"),
+    [
+        (
+            (2, N, WIDTH),
+            None,
+            "query_latent must be \\[2, 23, 8\\], the input of the layer's query projection; got None",
+        ),
+        ((2, N, WIDTH), (2, N, WIDTH), "query_latent must be \\[2, 23, 8\\].*; got \\[2, 23, 24\\]"),
+        ((2, N, 8), (2, N, 8), "query must have shape \\[batch, len, 24\\]; got \\[2, 23, 8\\]"),
+        ((N, WIDTH), (N, 8), "query must have shape \\[batch, len, 24\\]; got \\[23, 24\\]"),
+    ],
+    ids=["no latent", "wide latent", "narrow", "no batch"],
+)
+def test_wrong_inputs_of_an_indexer_say_what_is_right(x: tuple[int, ...], latent: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        _indexer()(torch.zeros(x), None if latent is None else torch.zeros(latent))
+    with pytest.raises(ValueError, match="dtype must be float32, like the parameters; got float64"):
+        _indexer()(_tokens(), torch.zeros(2, N, 8))
+
+
+def test_two_readers_and_the_layer_that_selects_read_the_same_keys_in_steps() -> None:
+    torch.manual_seed(0)
+    attentions = [_attention(_indexer()), *(_attention(selection_from=0) for _ in range(2))]
+    stack = DecoderStack([DecoderLayer(one, FeedForward(WIDTH, 8)) for one in attentions]).double().eval()
+    x, cache = _tokens().requires_grad_(False), stack.new_cache()
+    with torch.no_grad():
+        full, patterns = stack(x), [matrix.to_dense() > 0 for matrix in stack.matrices(x)]
+        for start, stop in itertools.pairwise([0, 3, 4, 5, 6, 9, 22, N]):  # fewer keys than k, and then more
+            with sc.record(stack, keep="qk") as recording:
+                out = stack(x[:, start:stop], cache=cache)
+            torch.testing.assert_close(out, full[:, start:stop])
+            for index, pattern in enumerate(patterns):
+                assert torch.equal(recording[index].matrix.to_dense() > 0, pattern[:, :, start:stop, :stop])
+    assert torch.equal(patterns[0], patterns[2])
+
+
+def test_readers_repeat_under_dropout() -> None:
+    stack, x = _stack(dropout_p=0.5).train(), _tokens()
+    torch.manual_seed(1)
+    first = stack(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(stack(x), first)
+    assert not torch.allclose(stack(x), first)

@@ -60,7 +60,7 @@ class Pair:
 
 
 class _ModelInDtype(NamedTuple):
-    """A model in one dtype, with its output rows for the full text and the effect of rounding on these rows."""
+    """One side of a comparison: a model in one dtype, its rows for the full text, and rounding's effect on them."""
 
     runner: Runner
     whole: Tensor

@@ -40,7 +40,7 @@ class InputFormat(NamedTuple):
 
 
 def find_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
-    """Find the token ids or embeddings among a model's inputs.
+    """Find the token ids or embeddings among the inputs of the model under audit.
 
     The tokens are in the argument called ``name``. If ``name`` is None, they are in an argument with a
     common name such as ``input_ids``, in the only tensor that can hold tokens, or in the model's first parameter.

@@ -1,7 +1,8 @@
 """Compose the declared rules of a model's layers with the measured reach of modules that mix tokens without attention.
 
 Declared rules describe attention. A convolution, token shift or norm over time has no rule of its own: it may connect
-every pair that the whole model may connect, and its measured pairs are added to the pairs that outputs may depend on.
+any pair that the model's rules allow as a whole, and the pairs that it is measured to connect are added to the composed
+reach.
 """
 
 from __future__ import annotations

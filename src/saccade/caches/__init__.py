@@ -9,7 +9,6 @@ from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.entry_cache import EntryCache
 from saccade.caches.eviction import EvictingCache, HeavyHitterCache, SnapKVCache, StoredTokens
-from saccade.caches.files.file_contents import Leaf
 from saccade.caches.files.prefix_store import PrefixStore, fingerprint
 from saccade.caches.files.serialize import load_cache, save_cache
 from saccade.caches.indexed_cache import IndexedCache
@@ -23,6 +22,7 @@ from saccade.caches.quantized_cache import QuantizedCache
 from saccade.caches.recurrent import RecurrentCache
 from saccade.caches.ring_buffer import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
+from saccade.caches.state_tensors import Leaf
 from saccade.support.name_hints import other_names
 
 if not TYPE_CHECKING:

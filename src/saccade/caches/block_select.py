@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from saccade.caches.attend_by_head import attend_by_head
 from saccade.caches.block_read import BlockRead, VisibleColumns
 from saccade.caches.call_arguments import Call, Traffic, check_readable
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
 from saccade.caches.kv_cache import KVCache, check_softmax
+from saccade.caches.state_tensors import Leaf
 from saccade.engine.kernels import native
 from saccade.engine.kernels.native_arguments import PANEL
 from saccade.masks import Causal

@@ -21,7 +21,8 @@ from saccade.caches.call_arguments import (
     check_tensors,
     checked_rows,
 )
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
+from saccade.caches.state_tensors import Leaf
 from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import ArgumentHints

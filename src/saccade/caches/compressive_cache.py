@@ -10,7 +10,8 @@ from torch import Tensor
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, Traffic
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
+from saccade.caches.state_tensors import Leaf
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.language import Message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from saccade.caches.buffers import empty, usable
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, Traffic
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
+from saccade.caches.state_tensors import Leaf
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.positions.token_positions import GivenPositions, Positions
@@ -21,7 +22,6 @@ from saccade.support.validation import check_bool, check_int
 _SMALLEST = 16  # smallest number of entries to allocate memory for
 
 
-@runtime_checkable
 class CompressesBlocks(Protocol):
     """The interface of a mechanism that compresses blocks of tokens to entries and attends to them."""
 
@@ -66,7 +66,8 @@ class EntryCache(LayerCache):
     it also stores the projected tokens of the block before. The result equals that of the full run.
 
     Positions count from 0, without gaps, and are equal for all batch items. To try tokens that may be rejected, use
-    `fork`: `crop` is possible only within the open block, and only while the window contains all tokens.
+    `fork`: `crop` is possible only within the open block, and by more than one token only while the window contains all
+    tokens.
 
     Gradients flow to the keys and entries of the current call. Stored keys and entries are constants.
 
@@ -120,7 +121,7 @@ class EntryCache(LayerCache):
 
     def advance(self, call: Call) -> Tensor:
         blocks: Any = call.mechanism
-        if not isinstance(blocks, CompressesBlocks):
+        if not hasattr(blocks, "compress"):
             hint = (
                 "new_cache() of a saccade.nn.CompressedAttention makes this cache; KVCache() supports every mechanism"
             )
@@ -172,7 +173,8 @@ class EntryCache(LayerCache):
                 index_key=index_key,
                 window_first=True,
             )
-            out = matrix.matmul(keys[:, :, : matrix.shape[3]], dropout_p=call.dropout_p)
+            columns = matrix.shape[3]  # fewer in a dry run
+            out = matrix.matmul(keys if columns == keys.shape[2] else keys[:, :, :columns], dropout_p=call.dropout_p)
         except BaseException:  # a failed call changes nothing
             slot.copy_(before)
             raise
@@ -264,7 +266,7 @@ class EntryCache(LayerCache):
     def _why_not_cropped(self, length: int) -> str | None:
         if length // self.block_size != self.length // self.block_size:
             return "it has compressed the last block of these tokens, and no longer stores the tokens themselves"
-        if self.length > self.window:
+        if max(0, length - self.window + 1) < self.length - self.window:  # the next token sees a replaced one
             return f"it has forgotten tokens that were in the window {self.length - length} tokens ago"
         return None
 

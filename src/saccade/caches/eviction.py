@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from saccade.caches.attend_by_head import attend_by_head
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, Traffic, check_readable
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
+from saccade.caches.state_tensors import Leaf
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import Positions
 from saccade.statistics import Block, Received, Statistic

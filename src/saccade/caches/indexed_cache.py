@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from saccade.caches.call_arguments import Call, check_readable
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
 from saccade.caches.kv_cache import KVCache
+from saccade.caches.state_tensors import Leaf
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.support.errors import unsupported

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from saccade.caches.files.file_contents import Leaf
 from saccade.caches.indexed_cache import IndexedCache
 from saccade.caches.latent_cache import LatentCache
+from saccade.caches.state_tensors import Leaf
 
 
 class IndexedLatentCache(IndexedCache, LatentCache):

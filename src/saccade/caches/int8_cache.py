@@ -7,8 +7,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
 from saccade.caches.rounded_cache import RoundedCache
+from saccade.caches.state_tensors import Leaf
 from saccade.support.numerics import wide_dtype
 
 _MAX_CODE = 127  # the largest code; the smallest is -127

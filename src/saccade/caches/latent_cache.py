@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from saccade.caches.call_arguments import Call, Traffic
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
 from saccade.caches.kv_cache import KVCache
+from saccade.caches.state_tensors import Leaf
 from saccade.support.errors import value_error
 from saccade.support.torch_modes import has_values, mapped_levels
 from saccade.support.validation import check_int

@@ -7,8 +7,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
 from saccade.caches.rounded_cache import RoundedCache
+from saccade.caches.state_tensors import Leaf
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_choice

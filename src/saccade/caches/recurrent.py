@@ -11,7 +11,8 @@ from torch import Tensor
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, KeyValueSpec, Traffic
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
+from saccade.caches.state_tensors import Leaf
 from saccade.support.errors import unsupported
 from saccade.support.language import Message
 from saccade.support.validation import check_int

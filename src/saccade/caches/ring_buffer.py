@@ -11,7 +11,8 @@ from torch import Tensor
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
 from saccade.caches.call_arguments import Call, Traffic
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
+from saccade.caches.state_tensors import Leaf
 from saccade.masks import Mask, Segments
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.numerics import any_true

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches.call_arguments import Call, Traffic
-from saccade.caches.files.file_contents import Contents, Leaf
+from saccade.caches.files.file_contents import Contents
 from saccade.caches.ring_buffer import RingCache
+from saccade.caches.state_tensors import Leaf
 from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary
 from saccade.positions.token_positions import GivenPositions

@@ -119,7 +119,7 @@ def audit(
         refuse_combination(context, "--json", ("--picture", "--out", "--script"), "prints everything as one object")
     if packed is not None:
         refuse_combination(context, "--packed", ("--length",), "sets the number of tokens")
-    declared, lengths = _declared(rule), _lengths(packed)
+    declared, lengths = _declared(rule), _parse_packed(packed)
     length = length if lengths is None else sum(lengths)
     if (picture or out) and length > DRAWN:
         refuse("audit", f"{'--picture' if picture else '--out'} must have at most {DRAWN} tokens; got {length}")
@@ -175,7 +175,8 @@ def _declared(rule: str | None) -> Mask | None:
         refuse("audit", f"--rule: {error}")
 
 
-def _lengths(packed: str | None) -> list[int] | None:
+def _parse_packed(packed: str | None) -> list[int] | None:
+    """Return the text lengths in the option ``--packed``; None without it."""
     if packed is None:
         return None
     parts = [part.strip() for part in packed.split(",")]

@@ -153,7 +153,7 @@ def _compare(
     if not 0 <= layer < model.config.num_layers:
         refuse("compare", f"--layer must be from 0 to {model.config.num_layers - 1}; got {layer}")
     tokens = model.tokenizer.encode(joined).ids
-    query, key, value, mask = _read(model, tokens[: model.config.max_len], layer)
+    query, key, value, mask = _run_layer(model, tokens[: model.config.max_len], layer)
     length = key.shape[2]
     typer.echo(_read_part(shown_name(model_name), layer, length, len(tokens)))
     mechanisms: list[Mechanism | Mask] = [
@@ -183,7 +183,7 @@ def _read_part(model_name: str, layer: int, length: int, total: int) -> str:
     return translated(words, **values)
 
 
-def _read(model: Encoder | Decoder, ids: list[int], layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
+def _run_layer(model: Encoder | Decoder, ids: list[int], layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
     """Run a model on tokens; return a layer's queries, keys and values, ``[1, heads, tokens, head_dim]``, and mask."""
     if not ids:
         refuse("compare", "TEXT must have at least one token; got only characters that the model does not read")

@@ -84,12 +84,17 @@ def _heads(summaries: Sequence[Summary]) -> Iterator[tuple[int, int, list[_Row]]
     for layer, summary in enumerate(summaries):
         for head in range(summary.measures[0].values.shape[1]):
             rows = [
-                (one.name, one.unit, _number(one.values[0, head].item()), _number(one.uniform[0, head].item()))
+                (
+                    one.name,
+                    one.unit,
+                    _round_statistic(one.values[0, head].item()),
+                    _round_statistic(one.uniform[0, head].item()),
+                )
                 for one in summary.measures
             ]
             yield layer, head, rows
 
 
-def _number(value: float) -> float | None:
+def _round_statistic(value: float) -> float | None:
     """Round a statistic to the seven digits of float32; return None if it is not finite."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

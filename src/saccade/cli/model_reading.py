@@ -103,7 +103,9 @@ def subject_of(
         raise value_error("--to", "be left out if the model is not an encoder-decoder", name)
     most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
     most, unknown = min(most, at_once or most), _unknown(model)
-    windows = _read(model.tokenizer, unknown, most, "TEXT", list(text) if is_pretokenized else " ".join(text))
+    windows = _split_into_windows(
+        model.tokenizer, unknown, most, "TEXT", list(text) if is_pretokenized else " ".join(text)
+    )
     shown = window or 0
     if shown >= len(windows):
         raise value_error("--window", f"be from 0 to {len(windows) - 1} for this text", shown)
@@ -115,7 +117,7 @@ def subject_of(
             matrices = model.matrices(tokens)
         return Subject(found, found, matrices, False, windows, shown, most, unknown, pieces, pieces)
     assert isinstance(model, EncoderDecoder | TransformersModel)
-    written = _read(model.tokenizer, unknown, most, "--to", other)
+    written = _split_into_windows(model.tokenizer, unknown, most, "--to", other)
     for argument, own in (("TEXT", windows), ("--to", written)):
         if len(own) > 1:
             got = f"{own[-1].stop}, {name} reads no more"
@@ -138,7 +140,9 @@ def _unknown(model: Model) -> str:
     return getattr(model.tokenizer.model, "unk_token", None) or "[UNK]"
 
 
-def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: str | list[str]) -> list[Window]:
+def _split_into_windows(
+    tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: str | list[str]
+) -> list[Window]:
     """Split a text into windows with their tokens and words."""
     joined = text if isinstance(text, str) else " ".join(text)
     if not joined.strip():

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from saccade.costs.cases import Inputs, Sizes, Subject, all_tensors, subject_of
 from saccade.costs.dry_run import DryRun, Operation, dry, unsupported_dry_run
 from saccade.costs.machine import Machine, Seconds, this_machine
+from saccade.costs.subjects import Inputs, Sizes, Subject, all_tensors, subject_of
 from saccade.support.argument_hints import argument_hints
 from saccade.support.columns import left_aligned, right_aligned
 from saccade.support.errors import type_error, value_error

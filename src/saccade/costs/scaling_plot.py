@@ -34,8 +34,8 @@ def growth(
 
     Args:
         costs: results of `cost` for the same subject at two or more lengths.
-        what: "memory" (peak bytes and cache bytes), "flops", "moved" (bytes) or "seconds" (on this machine, which is
-            measured if necessary).
+        what: "memory" (peak memory and cache, in bytes), "flops", "moved" (bytes) or "seconds" (on this machine, which
+            is measured if necessary).
         memory: bytes of memory, drawn as a line; only for "memory".
         title: title of the figure; by default, the name of the subject.
 

@@ -123,7 +123,10 @@ class KeyRequirements:
 
 
 def work_of_chunks(mask: Mask, seq_len: int, size: int) -> Ints:
-    """Return the estimated number of query-key pairs in each chunk of rows, int64 ``[chunks]``."""
+    """Return the estimated number of query-key pairs in each chunk of rows, int64 ``[chunks]``.
+
+    This is the work by which the balanced layout distributes chunks.
+    """
     starts = np.arange(0, seq_len, size)
     groups = _RowBlocks.of(mask, starts, np.minimum(starts + size, seq_len))
     return (np.bincount(groups.chunk, groups.pairs, len(starts)) / groups.items).astype(np.int64)

@@ -123,7 +123,7 @@ class ParallelMechanism(Mechanism):
             return self._carried(query, key, pattern, seq_len, gates)
         plan = context._plan(query, key, pattern, seq_len, ["a matrix has this rank's rows of all heads"])
         if context.checks:
-            check_agreement(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device)
+            check_agreement(f"{plan.fingerprint} {_describe_shapes(query, key)}", context.group, query.device)
         fetch = context._fetch(plan, query.device)
         positions_of_both = {"q_positions": positions, "kv_positions": fetch.columns}
         matrix = self.mechanism(query, fetch(key), mask=pattern, **positions_of_both, **gates)
@@ -143,7 +143,8 @@ class ParallelMechanism(Mechanism):
         sources = [query, key, *gates.values(), *self.mechanism.parameters()]
         like: Any = make(slice(0, 0), Positions(range(0)))
         if context.checks:
-            plan = f"{type(self.mechanism).__name__} {like.source} {mask} {_shapes(query, key)} {layout.fingerprint}"
+            shapes = _describe_shapes(query, key)
+            plan = f"{type(self.mechanism).__name__} {like.source} {mask} {shapes} {layout.fingerprint}"
             check_agreement(plan, context.group, query.device)
         shape = (len(query), like.shape[1], query.shape[2], seq_len)
         return CarriedMatrix(make, layout.runs_of(context.rank), shape, context.channel, like, sources)
@@ -195,8 +196,8 @@ def _reasons_against(mechanism: Mechanism) -> list[str]:
     return []
 
 
-def _shapes(query: Tensor, key: Tensor) -> str:
-    """Return the shapes of query and key as text, without the number of rows, which may differ between ranks."""
+def _describe_shapes(query: Tensor, key: Tensor) -> str:
+    """Return the dtype and the shapes of query and key as text, without the lengths, which may differ between ranks."""
     return f"{query.dtype} {[(*x.shape[:2], x.shape[3]) for x in (query, key)]}"
 
 

@@ -15,13 +15,12 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _Av
 
 from saccade.distributed.collectives import check_agreement
 from saccade.integrations.attention_arguments import check_no_weights
-from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import as_rule, with_padding
 from saccade.integrations.packed_patterns import with_pattern
 from saccade.integrations.traced_functions import MaskFunction
 from saccade.integrations.transformers import registered
-from saccade.integrations.transformers_call import AttentionCall
+from saccade.integrations.transformers_call import AttentionCall, uses_attention_interface
 from saccade.masks import Documents, Mask
 from saccade.support.errors import unsupported, value_error
 
@@ -141,7 +140,7 @@ class _Attention:
         whole = None if ids is None else self._whole(ids.expand(len(rows), -1), seq_len)
         is_token = None if padding is None else self._whole(padding, seq_len).bool()
         is_token = None if is_token is None or bool(is_token.all()) else is_token
-        self.sequence = _SequenceInfo(None if whole is None else _lengths(whole), is_token)
+        self.sequence = _SequenceInfo(None if whole is None else _document_lengths(whole), is_token)
         # A mask of ones stops transformers from detecting documents: gaps in the positions are not document ends.
         ones = torch.ones_like(positions)
         arguments |= {"position_ids": positions if ids is None else ids, "attention_mask": ones}
@@ -248,7 +247,7 @@ class _Attention:
         return out.transpose(1, 2).contiguous(), None
 
 
-def _lengths(ids: Tensor) -> list[list[int]] | None:
+def _document_lengths(ids: Tensor) -> list[list[int]] | None:
     """Return document lengths from ``position_ids`` that restart at 0; None if no batch item has several documents."""
     if bool((ids == torch.arange(ids.shape[1], device=ids.device)).all()):
         return None

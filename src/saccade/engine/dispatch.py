@@ -225,7 +225,7 @@ def _run_by_autograd(
 
 
 def postprocessed(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Add the sink to a kernel's output and lse, and convert the output to the dtype of the query."""
+    """Finish a kernel's output and lse: add the sink, and convert the output to the dtype of the query."""
     if inputs.sink_logit is not None:
         out, lse = with_sink(out, lse, inputs.sink_logit)
     return (out if out.dtype == inputs.dtype else out.to(inputs.dtype)), lse

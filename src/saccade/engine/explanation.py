@@ -116,7 +116,7 @@ def _windows(mask: Mask) -> str:
 
 
 def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
-    """Return the peak bytes of ``A @ value`` beyond inputs and outputs, including work before and after the kernel."""
+    """Return the peak memory of ``A @ value`` beyond inputs and outputs, in bytes, before, in and after the kernel."""
     (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize

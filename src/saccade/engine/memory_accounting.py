@@ -1,4 +1,4 @@
-"""Memory accounting: peak bytes of a computation, from a simulation or from measuring a small part of it."""
+"""Memory accounting: peak memory of a computation, in bytes, simulated or measured on a small part of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from saccade.plan import ColumnRange, Plan, Tile
 
 
 class MemoryUse(NamedTuple):
-    """The peak bytes of one stage of a computation, including its result, and the bytes of the result."""
+    """The peak memory of one stage of a computation, including its result, and the memory of the result, in bytes."""
 
     most: int
     left: int
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     Attributes:
         tiles: number of tiles of the plan that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, summed over batch and heads.
-        held: peak bytes, not counting the inputs, and the bytes of output and lse.
+        held: peak memory, not counting the inputs, and the memory of output and lse, in bytes.
     """
 
     tiles: int
@@ -44,7 +44,7 @@ def bytes_widened(entries: int, dtype: torch.dtype) -> int:
 
 
 class Ledger:
-    """A memory account of a simulated run, with its current and peak bytes."""
+    """A memory account of a simulated run, with its current and its peak memory, in bytes."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -76,7 +76,7 @@ class Ledger:
 
 
 def counted(run: Callable[[], object]) -> MemoryUse:
-    """Run a function, and return the peak bytes of the tensors that it creates and the bytes of its result."""
+    """Run a function; return the peak memory of the tensors that it creates and the memory of its result, in bytes."""
     with Watch() as watch:
         result = run()
     left = watch.now

@@ -118,11 +118,18 @@ def backward(
     wanted: tuple[bool, ...],
 ) -> Tensors:
     """Run a kernel's backward pass, and return gradients in which NaN and inf are contained."""
-    if not _is_plain(inputs, value, results.lse):
+    # Masked pairs have weight 0, and 0 * NaN and 0 * inf are NaN, so finite gradients are right, and the tensors need
+    # not be read before.
+    grads: Tensors | None = None
+    if _has_plain_rows(inputs, results.lse):
+        grads = kernel.backward(inputs, value, dropped, results, wanted)
+        if inputs.plan.is_full or is_finite(*(x for x in grads if x is not None)):
+            return grads
+    if grads is None or not is_finite(inputs.query, inputs.key, value):
         inputs, value, results = _sanitized_inputs(kernel, inputs, value, dropped, results)
-    grads = kernel.backward(inputs, value, dropped, results, wanted)
-    if inputs.plan.is_full or is_finite(*(x for x in grads if x is not None)):
-        return grads
+        grads = kernel.backward(inputs, value, dropped, results, wanted)
+        if inputs.plan.is_full or is_finite(*(x for x in grads if x is not None)):
+            return grads
     instead = _rerun_after_overflow(kernel, inputs, value)
     return grads if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
 
@@ -229,11 +236,9 @@ def is_clean(inputs: AttentionInputs, *tensors: Tensor) -> bool:
     return inputs.plan.is_full or is_finite(*tensors)
 
 
-def _is_plain(inputs: AttentionInputs, value: Tensor, lse: Tensor) -> bool:
-    """Return whether a quick test shows that NaN and inf cannot spread and that no row is empty."""
-    if inputs.plan.is_full:
-        return lse.numel() > 0 and float(lse.amin()) > -math.inf
-    return is_finite(lse, inputs.query, inputs.key, value)
+def _has_plain_rows(inputs: AttentionInputs, lse: Tensor) -> bool:
+    """Return whether a quick test shows that no row is empty and, if pairs are masked, that no row is NaN."""
+    return lse.numel() > 0 and float(lse.amin()) > -math.inf if inputs.plan.is_full else is_finite(lse)
 
 
 def _keeps_infinity(inputs: AttentionInputs) -> bool:
@@ -242,7 +247,7 @@ def _keeps_infinity(inputs: AttentionInputs) -> bool:
 
 
 def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of the test for NaN and inf in `forward`, in addition to a kernel's results."""
+    """Return the peak memory, in bytes, that the NaN and inf check in `forward` needs beyond a kernel's results."""
     batch, heads, q_len, kv_len = inputs.shape
     if inputs.plan.is_full:
         return 0

@@ -28,14 +28,14 @@ def _functions(*names: str) -> tuple[Callable[..., Any], ...]:
 
 def _multiply(a: Any, b: Any) -> Scores | None:
     scores, other = (a, b) if isinstance(a, Scores) else (b, a)
-    number = _number(other)
+    number = _as_float(other)
     if number is not None:
         return scores.times_number(number)
     return scores.times(other) if is_dense(other) else None
 
 
 def _divide(scores: Scores, other: Any) -> Scores | None:
-    number = _number(other)
+    number = _as_float(other)
     if number == 0:
         return None
     if number is not None:
@@ -67,12 +67,12 @@ def _plus(scores: Scores, other: Any, scale: float) -> Scores | None:
 def _masked_fill(scores: Scores, mask: Any, value: Any) -> Scores | None:
     if not is_dense(mask):
         return None
-    number = _number(value)
+    number = _as_float(value)
     return None if number is None else scores.filled(mask, number)
 
 
 def _maximum(scores: Scores, other: Any) -> Scores | None:
-    number = _number(other)
+    number = _as_float(other)
     return None if number is None else scores.floored(number)
 
 
@@ -84,7 +84,7 @@ def _where(condition: Any, a: Any, b: Any) -> Scores | None:
     scores, value = (a, b) if isinstance(a, Scores) else (b, a)
     if not is_dense(condition) or condition.dtype != torch.bool:
         return None
-    number, others = _number(value), None
+    number, others = _as_float(value), None
     if number is None and is_dense(value) and value.is_floating_point() and not value.requires_grad and value.numel():
         number, others = float(value.amax()), value
     return None if number is None else scores.filled(~condition if scores is a else condition, number, others)
@@ -160,7 +160,7 @@ def _torch_dropout(input: Scores, p: float, train: bool) -> Scores | None:  # no
 
 
 def _view(scores: Scores, *sizes: Any, **kwargs: Any) -> Scores | None:
-    shape = _ints(sizes) if not kwargs else _ints((kwargs.get("shape", kwargs.get("size")),))
+    shape = _int_arguments(sizes) if not kwargs else _int_arguments((kwargs.get("shape", kwargs.get("size")),))
     if shape is None:
         return None
     if -1 in shape:
@@ -185,14 +185,14 @@ def _flatten(scores: Scores, start_dim: int = 0, end_dim: int = -1) -> Scores | 
 
 def _unflatten(scores: Scores, dim: int, sizes: Any) -> Scores | None:
     axis, shape = _axis(scores, dim), list(scores.axes.shape)
-    parts = _ints((sizes,))
+    parts = _int_arguments((sizes,))
     if axis is None or parts is None:
         return None
     return _view(scores, *shape[:axis], *parts, *shape[axis + 1 :]) if -1 not in parts else None
 
 
 def _expand(scores: Scores, *sizes: Any) -> Scores | None:
-    shape = _ints(sizes)
+    shape = _int_arguments(sizes)
     current = scores.axes.shape
     is_same = (
         shape is not None
@@ -229,7 +229,7 @@ def _transpose(scores: Scores, dim0: int, dim1: int) -> Scores | None:
 
 
 def _permute(scores: Scores, *dims: Any) -> Scores | None:
-    order = _ints(dims)
+    order = _int_arguments(dims)
     axes = None if order is None else [_axis(scores, x) for x in order]
     if axes is None or None in axes or sorted(axes) != list(range(len(scores.axes.axes))):  # type: ignore[type-var]
         return None
@@ -259,7 +259,7 @@ def _get_item(scores: Scores, index: Any) -> Scores | None:
     return scores.regrouped(tuple(regrouped))
 
 
-def _number(x: Any) -> float | None:
+def _as_float(x: Any) -> float | None:
     """Convert a number or a zero-dimensional CPU tensor to a float; return None for any other argument."""
     if isinstance(x, int | float) and not isinstance(x, bool):
         return float(x)
@@ -274,8 +274,8 @@ def _axis(scores: Scores, dim: Any) -> int | None:
     return dim % count if isinstance(dim, int) and not isinstance(dim, bool) and -count <= dim < count else None
 
 
-def _ints(sizes: Sequence[Any]) -> list[int] | None:
-    """Return the sizes passed to a view, separately or as one sequence; None if any of them is not an int."""
+def _int_arguments(sizes: Sequence[Any]) -> list[int] | None:
+    """Return the sizes or dimensions passed to a view, separately or as one sequence; None if any is not an int."""
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
         sizes = sizes[0]
     return [int(x) for x in sizes] if all(type(x) is int for x in sizes) else None

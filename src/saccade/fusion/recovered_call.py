@@ -301,7 +301,7 @@ def _output_layout(
 def _mask_and_bias(
     weights: Scores, roles: Roles, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
-    """Return three tensors: the allowed pairs, the score bias, and the rows whose query must be set to 0.
+    """Split the fills and terms of lazy scores into allowed pairs, a bias, and the rows whose query must be set to 0.
 
     Return None if the softmax may give weight to a pair that should be masked. A number such as -1e9 masks a pair only
     if the pair's weight rounds to 0 relative to the weight of any visible key. A row whose keys are all filled with one

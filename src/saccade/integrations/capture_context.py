@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -146,8 +145,3 @@ def refuse_compiled() -> None:
 def names_of(model: nn.Module) -> dict[nn.Module, str]:
     """Return the names under which a model's modules are captured; the model itself is named after its class."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
-
-
-def uses_attention_interface(module: nn.Module) -> bool:
-    """Return whether a module's source file gets its attention function from transformers' interface."""
-    return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")

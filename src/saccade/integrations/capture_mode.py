@@ -27,7 +27,6 @@ from saccade.integrations.capture_context import (
     emit_all,
     names_of,
     refuse_compiled,
-    uses_attention_interface,
 )
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.integrations.mha_function import function_matrix, function_output
@@ -35,6 +34,7 @@ from saccade.integrations.other_packages import VisibleFunction, visible_functio
 from saccade.integrations.redirect_mode import beneath_redirection, is_engine
 from saccade.integrations.redirected_call import Call, Redirected, placed_before_free_slots
 from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output
+from saccade.integrations.transformers_call import uses_attention_interface
 from saccade.matrix import DenseMatrix, Impl, matrix_from_inputs
 from saccade.matrix.functions import OBSERVERS
 

@@ -103,7 +103,7 @@ class LazyWeights(Tensor):
         if func in _KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        args, kwargs = tree_map(_read, (args, kwargs))
+        args, kwargs = tree_map(_dense_weights, (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
@@ -113,7 +113,9 @@ class LazyWeights(Tensor):
         """Run an operation that torch's internals call on the dense attention weights, without gradient."""
         if func in _SAME:
             return cls._of(args[0]._content)
-        args, kwargs = tree_map(lambda x: _read(x).detach() if isinstance(x, LazyWeights) else x, (args, kwargs or {}))
+        args, kwargs = tree_map(
+            lambda x: _dense_weights(x).detach() if isinstance(x, LazyWeights) else x, (args, kwargs or {})
+        )
         return func(*args, **kwargs)
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -121,7 +123,8 @@ class LazyWeights(Tensor):
         return f"LazyWeights(shape={list(shape)}, {dtype}, {device})"
 
 
-def _read(x: object) -> Any:
+def _dense_weights(x: object) -> Any:
+    """Return the dense attention weights of `LazyWeights`; return any other object unchanged."""
     return x._content.read() if isinstance(x, LazyWeights) else x
 
 

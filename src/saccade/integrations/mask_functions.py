@@ -123,7 +123,7 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
     ):
         rule = Coarse(Window(0, 0), int(closure["chunk_size"]))
     elif name == "packed_sequence_mask_function.inner_mask":
-        rule = Documents(_lengths(closure["packed_sequence_mask"]))
+        rule = Documents(_document_lengths(closure["packed_sequence_mask"]))
     else:
         rule = Predicate(_VmappedFunction(function) if one_by_one else function)
     return rule
@@ -169,7 +169,7 @@ def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | 
     first = torch.where(starts, index, 0).cummax(1).values
     if positions.shape != ids.shape or not torch.equal(positions, index - first):
         return None  # positions do not restart at 0 in each document
-    rule, lengths = as_rule(remapped["mask_function"], one_by_one=one_by_one), _lengths(ids)
+    rule, lengths = as_rule(remapped["mask_function"], one_by_one=one_by_one), _document_lengths(ids)
     # Traced programs always separate documents, even if each row is a single document.
     return rule if all(len(row) == 1 for row in lengths) else Documents(lengths, rule=rule)
 
@@ -181,6 +181,6 @@ def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
     return next((texts for texts in map(_texts_of, rule.made_of) if texts is not None), None)
 
 
-def _lengths(ids: Tensor) -> list[list[int]]:
+def _document_lengths(ids: Tensor) -> list[list[int]]:
     """Return the lengths of packed documents, given the document index of each token, ``[batch, tokens]``."""
     return [row.unique_consecutive(return_counts=True)[1].tolist() for row in ids]

@@ -83,7 +83,10 @@ def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tup
 
 
 def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> None:
-    """Raise an error if the queries continue one of several sequences in a cache, because its start is then unknown."""
+    """Raise an error if the queries continue one of several sequences in a cache.
+
+    A layer's pattern depends on where its text starts, which the cache does not store.
+    """
     q, kv = placed.q_positions, placed.kv_positions
     if not placed.rule.is_causal or len(q) == len(kv) or not _has_position_per_query(position_ids, len(q)):
         return

@@ -77,7 +77,10 @@ OBSERVERS: list[Callable[[Redirected, Call], None]] = []
 
 
 class _Running(NamedTuple):
-    """A running module and the handler of its calls; both are None while nothing is redirected."""
+    """The state of `RedirectMode`: the running module and the handler of its calls.
+
+    Both are None within `left_to_module`.
+    """
 
     handler: Handler | None
     site: Site | None

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from saccade.integrations import transformers
-from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.forward_proxy import ForwardProxy
 from saccade.integrations.other_packages import make_visible
 from saccade.integrations.redirected_module import RedirectedModule, redirect
@@ -27,6 +26,7 @@ from saccade.integrations.replacement_plan import (
     checked_rules,
     is_within,
 )
+from saccade.integrations.transformers_call import uses_attention_interface
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
 from saccade.nn import MultiHeadAttention

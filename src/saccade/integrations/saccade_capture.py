@@ -77,7 +77,7 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
         raise unsupported(type(module).__name__, [reason], hint=hint)
     if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.exposes_all_keys:
         reason = f"the {type(cache).__name__} of {name} returns only some of the keys, in a different order"
-        hint = "caches.KVCache() returns all keys, so its matrix has all weights"
+        hint = "record a run without a cache; caches.KVCache() returns all keys, if the layer supports it"
         raise unsupported(type(module).__name__, [reason], hint=hint)
 
 

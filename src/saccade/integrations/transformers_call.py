@@ -1,7 +1,8 @@
-"""AttentionCall: convert the arguments of a transformers attention function to the inputs of an attention matrix."""
+"""AttentionCall: a call through transformers' attention interface, converted to the inputs of an attention matrix."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
@@ -117,6 +118,11 @@ class AttentionCall(NamedTuple):
             q_positions=q,
             kv_positions=kv,
         )
+
+
+def uses_attention_interface(module: nn.Module) -> bool:
+    """Return whether a module's source file gets its attention function from transformers' interface."""
+    return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
 
 
 def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) -> tuple[Placed, Tensor | None]:

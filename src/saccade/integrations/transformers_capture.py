@@ -77,7 +77,9 @@ class _ModelCapture:
         """Store a mask tensor's rule while the tensor exists, and keep the latest rules to recognise copied masks."""
         key = id(mask)
         self._latest = (placed, *self._latest[: _REMEMBERED - 1])
-        self._known[key] = _Known(weakref.ref(mask, lambda _: self._known.pop(key, None)), placed, _version(mask))
+        self._known[key] = _Known(
+            weakref.ref(mask, lambda _: self._known.pop(key, None)), placed, _version_counter(mask)
+        )
 
     def rule_or_tensor(self, mask: Any, batch: int, device: torch.device) -> Any:
         """Return the rule from which a mask tensor was built, as a lazy mask, or the tensor if the rule is unknown.
@@ -88,7 +90,7 @@ class _ModelCapture:
         known = self._known.get(id(mask))
         if known is not None and known.mask() is mask:
             lazy = LazyMask(known.placed, batch, device)
-            if known.version == _version(mask) and (known.version is not None or _is_equal_mask(lazy, mask)):
+            if known.version == _version_counter(mask) and (known.version is not None or _is_equal_mask(lazy, mask)):
                 return lazy
         elif type(mask) is Tensor and mask.dim() == 4 and mask.numel() <= _SMALL:
             for placed in self._latest:
@@ -104,7 +106,7 @@ class _Known(NamedTuple):
     version: int | None
 
 
-def _version(mask: Any) -> int | None:
+def _version_counter(mask: Any) -> int | None:
     """Return a mask tensor's version counter, or None for an inference tensor, which has none."""
     if not isinstance(mask, Tensor):
         return 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.matrix import Matrix
 from saccade.matrix.algebra import ByRows
-from saccade.recording.derived_matrices import OfCall, chosen_heads
+from saccade.recording.derived_matrices import DerivedFromCall, chosen_heads
 
 ChangeOutput = Callable[[Tensor], Tensor]
 """A function that returns a changed copy of a call's output, ``[batch, heads, q_len, value_dim]``."""
@@ -30,7 +30,7 @@ class ReplacedHeads(NamedTuple):
     is_of_call: bool = False
 
 
-class EditedMatrix(ByRows, OfCall):
+class EditedMatrix(ByRows, DerivedFromCall):
     """An attention matrix in which some heads are replaced by the same heads of other matrices.
 
     Args:

@@ -1,4 +1,4 @@
-"""Cache of the plans of masks, with a separate cache for plans of single rows, which decoding needs."""
+"""Caches of mask plans; the single-row plans that decoding needs have a cache of their own."""
 
 from __future__ import annotations
 

@@ -64,14 +64,14 @@ def compared_caches(
     if not rule.is_causal or case.query.shape[2] != case.key.shape[2]:
         reason = Message("a cache needs a causal mask, and a key for each query")
         return tuple(ComparedCache(_name(one), reasons=(reason,)) for one in caches)
-    _, whole = _read(KVCache(), case, rule)
+    _, whole = _attend_through(KVCache(), case, rule)
     return tuple(_compared_cache(one, case, rule, expected, whole) for one in caches)
 
 
 def _compared_cache(cache: LayerCache, case: Case, rule: Mask, expected: Tensor, whole: int) -> ComparedCache:
     """Return the size and error of one cache; ``whole`` is the size of a `saccade.caches.KVCache`."""
     try:
-        out, size = _read(cache.fork(), case, rule)
+        out, size = _attend_through(cache.fork(), case, rule)
     except UnsupportedError as error:
         return ComparedCache(_name(cache), reasons=(str(error),))
     return ComparedCache(_name(cache), *row_errors(out, expected), size, size / whole)
@@ -82,7 +82,7 @@ def _name(cache: LayerCache) -> str:
     return f"{type(cache).__name__}({', '.join(settings)})"
 
 
-def _read(cache: LayerCache, case: Case, rule: Mask) -> tuple[Tensor, int]:
+def _attend_through(cache: LayerCache, case: Case, rule: Mask) -> tuple[Tensor, int]:
     """Return the output of attention through a cache, and the size of the cache afterwards, in bytes."""
     softmax, parts = Softmax(), []
     for some in zip(*(x.split(_STEP, 2) for x in case[:3]), strict=True):

@@ -118,7 +118,7 @@ def compare(
         supported = [one for one, why in zip(given, reasons, strict=True) if not why]
         sdpa_reasons = sdpa_contender.reasons(case)
         contenders: list[Mechanism | TorchSDPA] = [softmax, *supported, *([] if sdpa_reasons else [sdpa_contender])]
-        exact_times, *others = _timed(contenders, case, _lengths(timed_lengths, case, rule))
+        exact_times, *others = _timed(contenders, case, _lengths_to_time(timed_lengths, case, rule))
         times = iter(others)
         rows = tuple(
             Compared(name, reasons=why)
@@ -239,7 +239,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
     return since
 
 
-def _lengths(lengths: Sequence[int] | None, case: Case, rule: Mask) -> list[int]:
+def _lengths_to_time(lengths: Sequence[int] | None, case: Case, rule: Mask) -> list[int]:
     """Return the numbers of keys at which mechanisms are timed, always including the actual number."""
     kv_len = case.key.shape[2]
     if lengths is None:

@@ -95,11 +95,11 @@ class Comparison:
         memory = "memory (measured)" if self.is_measured else "memory (counted)"
         names = ("error", "worst error", "distance", "worst distance", "time", memory, "faster from (keys)", "quality")
         exact = [translated("exact"), *["-"] * 4, _duration(self.exact_seconds), _size(self.exact_memory_bytes), "-"]
-        lines = [["", *map(translated, names)], [*exact, _number(self.exact_quality)]]
+        lines = [["", *map(translated, names)], [*exact, _format_number(self.exact_quality)]]
         for row in (*([] if self.sdpa is None else [self.sdpa]), *self.rows):
             numbers = (row.error_median, row.error_worst, row.distance_median, row.distance_worst)
             costs = [_duration(row.seconds), _size(row.memory_bytes), self._faster_from(row)]
-            lines.append([row.name, *map(_number, numbers), *costs, _number(row.quality)])
+            lines.append([row.name, *map(_format_number, numbers), *costs, _format_number(row.quality)])
         if not self._has_quality:
             lines = [line[:-1] for line in lines]
         table = _table(lines)
@@ -112,14 +112,20 @@ class Comparison:
 
     @property
     def _of_caches(self) -> list[str]:
-        """Printed lines of the table of caches, with their errors and sizes."""
+        """The lines of the printed table of caches: their errors and sizes, and why some were refused."""
         if not self.caches:
             return []
         lines = [list(map(translated, ("", "error", "worst error", "size", "of KVCache")))]
         for row in self.caches:
             share = "-" if row.reasons else f"{row.share:.0%}"
             lines.append(
-                [row.name, _number(row.error_median), _number(row.error_worst), _size(row.stored_bytes), share]
+                [
+                    row.name,
+                    _format_number(row.error_median),
+                    _format_number(row.error_worst),
+                    _size(row.stored_bytes),
+                    share,
+                ]
             )
         refused = [row for row in self.caches if row.reasons]
         reasons = [Message("{name}: refused: {reasons}", name=row.name, reasons=joined(row.reasons)) for row in refused]
@@ -152,7 +158,8 @@ def _verdict(row: Compared) -> str:
     return translated("{name}: {verdict}", name=row.name, verdict=translated(row.verdict))
 
 
-def _number(x: float) -> str:
+def _format_number(x: float) -> str:
+    """Format an error or a quality of a mechanism for the table; NaN becomes a dash."""
     return "-" if math.isnan(x) else f"{x:.3f}" if x < 10 else f"{x:.3g}"
 
 

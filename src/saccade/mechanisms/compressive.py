@@ -12,9 +12,9 @@ from saccade.masks import Causal, Full, Mask, Segments
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.algebra import Sum
 from saccade.mechanisms.checked_mechanism import CheckedMechanism, Inputs, parts_of
+from saccade.mechanisms.earlier_segments import EarlierSegments, SegmentLayout
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.readable_tensors import is_readable
-from saccade.mechanisms.segments import EarlierSegments, SegmentLayout
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
 from saccade.support.language import Message
@@ -41,7 +41,7 @@ class CompressiveMatrix(Sum):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Return the output for new tokens that continue from the memory of all earlier segments, and the new memory.
 
-        The arguments and results are as in `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
+        The arguments and results are as in `saccade.mechanisms.earlier_segments.EarlierSegments.advance_segments`.
         """
         (rest, within), (gate, earlier) = self.terms
         assert isinstance(earlier, EarlierSegments)

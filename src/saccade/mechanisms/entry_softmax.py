@@ -16,6 +16,7 @@ from saccade.matrix import AttentionMatrix
 from saccade.matrix.block_sparse import restrict_to_blocks, stable_topk
 from saccade.mechanisms.native_sparse import reasons_against_blocks
 from saccade.mechanisms.readable_tensors import is_dry_run
+from saccade.mechanisms.selecting import has_no_values
 from saccade.mechanisms.softmax import Softmax
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
@@ -43,7 +44,7 @@ class EntriesAndWindow(Mask):
         offset: column of the token at position 0; it may be negative or among the entries.
         window: number of tokens that a query sees, including its own.
         block_size: number of tokens in a block.
-        last: largest number of entries that a query sees: the last ones; None for all.
+        last: number of most recent entries that a query sees; None for all.
     """
 
     rule: Mask
@@ -96,7 +97,7 @@ class EntriesAndWindow(Mask):
         return f"{self.rule} with the last {self.window} tokens and {self.entries} entries of {self.block_size} tokens"
 
     def _finished(self, rows: Ints) -> Ints:
-        """Return the number of blocks that end at each row or before."""
+        """Return the number of blocks that end at the position of each query or before."""
         finished: Ints = np.clip(np.floor_divide(rows - self.offset + 1, self.block_size), 0, self.entries)
         return finished
 
@@ -207,21 +208,32 @@ class EntrySoftmax(Softmax):
         if is_mapped(query) or is_mapped(key):
             raise hidden_by_vmap("queries and keys")
         with torch.no_grad(), without_autocast(query.device):
-            index = self._index(query, indexer, entries, start, stored, window_first=rule is None)
+            if rule is None:
+                index = self._index_of_step(query, indexer, entries)
+            else:
+                index = self._index(query, indexer, entries, start, stored)
         if index is None:  # no values: any selection reads as many pairs as the last k entries
             if rule is None:
                 return super().forward(query, key[:, :, : self.window + self.k])
             return super().forward(query, key, mask=dataclasses.replace(rule, last=self.k))
         return restrict_to_blocks(super().forward(query, key, mask=rule), index, 1)
 
-    def _index(
-        self, query: Tensor, indexer: LightningIndexer, entries: int, start: int, stored: int, *, window_first: bool
-    ) -> Tensor | None:
+    def _index_of_step(self, query: Tensor, indexer: LightningIndexer, entries: int) -> Tensor | None:
+        """Return the columns that a single query reads if the tokens of the window come first; see `_index`."""
+        assert self.k is not None
+        scores = indexer.on(query, indexer.index_key, 1)(range(1), entries).float()
+        if has_no_values(query):
+            return None
+        tokens = torch.arange(self.window, device=query.device).expand(len(query), 1, 1, -1)
+        chosen = stable_topk(scores, self.k).sort(-1).values + self.window
+        return torch.cat([tokens, chosen], 3).int()
+
+    def _index(self, query: Tensor, indexer: LightningIndexer, entries: int, start: int, stored: int) -> Tensor | None:
         """Return the columns that each query reads, int32 ``[batch, 1, q_len, k + window]``; None without values."""
         assert self.k is not None
         (batch, _, q_len, _), device = query.shape, query.device
         unused, parts = entries + stored + q_len, []
-        has_values = device.type != "meta" and not is_dry_run()
+        has_values = not has_no_values(query)
         score = indexer.on(query, indexer.index_key, 1)
         step = max(_FEWEST, _SCORES // max(1, batch * entries))
         near = torch.arange(min(self.window, stored + q_len), device=device)
@@ -236,9 +248,9 @@ class EntrySoftmax(Softmax):
             scores = scores.masked_fill(torch.arange(stop, device=device) >= finished, -torch.inf)
             chosen = stable_topk(scores, min(self.k, stop))
             is_used = chosen < finished
-            tokens = near.expand(len(rows), -1) if window_first else entries + stored + row - near
-            tokens = tokens.masked_fill(tokens < (0 if window_first else entries), unused).expand(batch, 1, -1, -1)
-            chosen = (chosen + self.window if window_first else chosen).masked_fill(~is_used, unused)
+            tokens = entries + stored + row - near
+            tokens = tokens.masked_fill(tokens < entries, unused).expand(batch, 1, -1, -1)
+            chosen = chosen.masked_fill(~is_used, unused)
             chosen = F.pad(chosen, (0, self.k - chosen.shape[3]), value=unused)
             parts.append(torch.cat([chosen, tokens], 3).sort(-1).values.int())
         return torch.cat(parts, 2) if has_values else None

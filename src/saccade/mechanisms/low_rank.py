@@ -131,7 +131,7 @@ def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
 
 
 def _is_padding(inputs: Inputs, positions: Tensor) -> Tensor:
-    """Return which tokens are padding, bool ``[batch, len]``."""
+    """Return which tokens are padding from their positions, which are negative at padding, as bool ``[batch, len]``."""
     return ((positions < 0) & inputs.is_placed).expand(inputs.shape[0], -1)
 
 

@@ -102,12 +102,16 @@ class Mamba3Matrix(RecurrenceMatrix):
         keys = torch.cat([state[:, :-1, -1:].mT, rule.key], 1)  # those of the last token before this call first
         values = torch.cat([state[:, -1:, :-1], value], 1)
         shifted = _shifted(rule, keys, segment)
-        out, after = super()._run(shifted, _taken(values, previous), state[:, :-1, :-1], segment)
+        out, after = super()._run(shifted, _gather_tokens(values, previous), state[:, :-1, :-1], segment)
         if not value.shape[1]:
             return out, state
-        out = out + _own_weights(rule) * _taken(value, reads)
+        out = out + _own_weights(rule) * _gather_tokens(value, reads)
         assert rule.beta is not None  # always given
-        key, written, own = _taken(keys, last), _taken(values, last), _taken(F.pad(rule.beta, (0, 0, 1, 0)), last)
+        key, written, own = (
+            _gather_tokens(keys, last),
+            _gather_tokens(values, last),
+            _gather_tokens(F.pad(rule.beta, (0, 0, 1, 0)), last),
+        )
         if rule.segments is not None and segment is not None:
             is_over = (last == 0) & (rule.segments[:, -1] != segment)[:, None, None]
             key, written = key.masked_fill(is_over, 0.0), written.masked_fill(is_over, 0.0)
@@ -248,23 +252,27 @@ def _shifted(rule: Rule, keys: Tensor, segment: Tensor | None) -> Rule:
     """
     before, _, previous, *_ = rule.extras
     assert rule.beta is not None  # always given
-    strength = _taken(F.pad(rule.beta, (0, 0, 1, 0)), previous) + before
+    strength = _gather_tokens(F.pad(rule.beta, (0, 0, 1, 0)), previous) + before
     strength = strength if rule.decay is None else strength * rule.decay.exp()
     is_absent = previous < 0
     if rule.segments is not None and segment is not None:
         is_absent = is_absent | ((previous == 0) & (rule.segments != segment[:, None])[..., None])
-    return rule._replace(key=_taken(keys, previous), beta=strength.masked_fill(is_absent, 0.0))
+    return rule._replace(key=_gather_tokens(keys, previous), beta=strength.masked_fill(is_absent, 0.0))
 
 
 def _own_weights(rule: Rule) -> Tensor:
     """Return the weight with which each row reads its own token or, if that is hidden, the last visible one."""
     reads = rule.extras[3]
     assert rule.beta is not None  # always given
-    weights = (rule.query * _taken(rule.key, reads)).sum(-1, keepdim=True) * rule.scale * _taken(rule.beta, reads)
+    weights = (
+        (rule.query * _gather_tokens(rule.key, reads)).sum(-1, keepdim=True)
+        * rule.scale
+        * _gather_tokens(rule.beta, reads)
+    )
     return weights.masked_fill(reads < 0, 0.0)
 
 
-def _taken(x: Tensor, index: Tensor) -> Tensor:
+def _gather_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Gather tokens of ``[sequences, len, width]`` at ``[sequences, any, 1]``.
 
     An index of -1 reads an arbitrary token, whose entries the caller must ignore.

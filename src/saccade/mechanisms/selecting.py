@@ -57,6 +57,7 @@ class Selecting(Mechanism):
     def _matrix_of(
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> AttentionMatrix:
+        """Return the softmax matrix, restricted to the selected keys if any query has more than ``k`` blocks."""
         matrix = self.softmax.forward(query, key, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
         if -(-key.shape[2] // self.block_size) <= self.k or 0 in matrix.shape:
             return matrix
@@ -75,5 +76,5 @@ class Selecting(Mechanism):
 
 
 def has_no_values(x: Tensor) -> bool:
-    """Return whether a call forecasts costs, so that nothing can be selected by the values of ``x``."""
+    """Return whether ``x`` has no values to select keys by, because the call only forecasts its cost."""
     return x.device.type == "meta" or is_dry_run()

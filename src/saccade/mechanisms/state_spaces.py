@@ -19,8 +19,14 @@ from saccade.mechanisms.readable_tensors import is_surely_finite
 from saccade.support.torch_modes import without_autocast
 
 
-class _Run(NamedTuple):
-    """The unmasked tokens of one sequence: batch items and token indices."""
+class _Sequence(NamedTuple):
+    """The tokens that one convolution runs over.
+
+    Attributes:
+        items: the batch items.
+        tokens: the unmasked tokens of these items that belong to the sequence.
+        segment: the document of the tokens; 0 if there are no documents.
+    """
 
     items: slice
     tokens: Tensor | slice
@@ -77,9 +83,9 @@ class StateSpaceMatrix(LinearTimeMatrix):
             hidden = torch.nn.functional.pad(self.visible.hidden_rows, (self._order.past, 0))
             whole = whole.masked_fill(hidden[:, None, :, None], 0.0)
         with without_autocast(self.device):
-            for run in self._runs():
-                part = whole[run.items][:, :, run.tokens].flip(2)
-                out = _replace_run(out, run, self._convolve(part).flip(2))
+            for sequence in self._sequences():
+                part = whole[sequence.items][:, :, sequence.tokens].flip(2)
+                out = _replace_sequence(out, sequence, self._convolve(part).flip(2))
         return out.to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
@@ -105,24 +111,25 @@ class StateSpaceMatrix(LinearTimeMatrix):
         out, touched = torch.zeros_like(clean), bad.new_zeros(bad.shape)
         segment = None if memory is None else memory.segment
         with without_autocast(self.device):
-            for run in self._runs():
-                if segment is not None and run.segment != int(segment.expand(batch)[run.items][0]):
-                    begin, was_tainted = torch.zeros_like(state[run.items]), bad.new_zeros(state[run.items].shape[:2])
+            for sequence in self._sequences():
+                if segment is not None and sequence.segment != int(segment.expand(batch)[sequence.items][0]):
+                    begin = torch.zeros_like(state[sequence.items])
+                    was_tainted = bad.new_zeros(begin.shape[:2])
                 else:
-                    begin, was_tainted = state[run.items], tainted[run.items]
-                product, after = self._run(clean[run.items][:, :, run.tokens], begin)
-                out = _replace_run(out, run, product)
+                    begin, was_tainted = state[sequence.items], tainted[sequence.items]
+                product, after = self._run(clean[sequence.items][:, :, sequence.tokens], begin)
+                out = _replace_sequence(out, sequence, product)
                 follows_bad = (
-                    torch.cat([was_tainted[..., None], bad[run.items][:, :, run.tokens]], 2)
+                    torch.cat([was_tainted[..., None], bad[sequence.items][:, :, sequence.tokens]], 2)
                     .int()
                     .cummax(2)
                     .values.bool()
                 )
-                touched = _replace_run(touched[..., None], run, follows_bad[..., 1:, None])[..., 0]
+                touched = _replace_sequence(touched[..., None], sequence, follows_bad[..., 1:, None])[..., 0]
                 state, tainted = (
-                    _replace_items(x, run.items, y) for x, y in ((state, after), (tainted, follows_bad[..., -1]))
+                    _replace_items(x, sequence.items, y) for x, y in ((state, after), (tainted, follows_bad[..., -1]))
                 )
-                segment = self._segment_after(segment, run, batch)
+                segment = self._segment_after(segment, sequence, batch)
         out = out.masked_fill(touched[..., None], math.nan)
         return out.to(value.dtype), Memory(state, None, segment, tainted, self.source)
 
@@ -150,8 +157,8 @@ class StateSpaceMatrix(LinearTimeMatrix):
             value = value.masked_fill(bad[..., None], 0.0)
         whole = value.to(self._wide)
         out = whole.new_zeros(*self.shape[:2], self._length, value.shape[3])
-        for run in self._runs():
-            out = _replace_run(out, run, self._convolve(whole[run.items][:, :, run.tokens]))
+        for sequence in self._sequences():
+            out = _replace_sequence(out, sequence, self._convolve(whole[sequence.items][:, :, sequence.tokens]))
         out, hidden = out[:, :, self._order.past :], self.visible.hidden_rows
         if bad is not None:
             out = out.masked_fill(rows_that_see(self, self._order, self.visible, bad)[..., None], math.nan)
@@ -188,41 +195,41 @@ class StateSpaceMatrix(LinearTimeMatrix):
             return torch.ones(1, self._length, dtype=torch.bool, device=self.device)
         return ~(hidden if len(hidden) == 1 else hidden[items])[:, : self._length]
 
-    def _runs(self) -> Iterator[_Run]:
+    def _sequences(self) -> Iterator[_Sequence]:
         """Yield the visible tokens of each sequence: of all items at once if nothing is masked, or item by item."""
         hidden, documents = self.visible.hidden_keys, self.visible.kv_documents
         if not self._length:
             return
         if hidden is None and documents is None:
-            yield _Run(slice(None), slice(0, self._length), 0)
+            yield _Sequence(slice(None), slice(0, self._length), 0)
             return
         for item in range(self.shape[0]):
             tokens = self._visible_tokens(slice(item, item + 1))[0].nonzero()[:, 0]
             if documents is None:
-                yield _Run(slice(item, item + 1), tokens, 0)
+                yield _Sequence(slice(item, item + 1), tokens, 0)
                 continue
             document = documents[item if len(documents) > 1 else 0, : self._length][tokens]
             for segment in document.unique(sorted=True).tolist():
-                yield _Run(slice(item, item + 1), tokens[document == segment], segment)
+                yield _Sequence(slice(item, item + 1), tokens[document == segment], segment)
 
-    def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
-        """Return the document to which each item's state belongs after a run of tokens."""
+    def _segment_after(self, segment: Tensor | None, sequence: _Sequence, batch: int) -> Tensor | None:
+        """Return the document to which each item's state belongs after a sequence of tokens."""
         if self.visible.kv_documents is None:
             return None
         known = self.visible.kv_documents[:, 0] if segment is None else segment
         whole = known.expand(batch).clone()
-        whole[run.items] = run.segment
+        whole[sequence.items] = sequence.segment
         return whole
 
 
-def _replace_run(whole: Tensor, run: _Run, part: Tensor) -> Tensor:
-    """Replace the entries of a run of tokens in ``[batch, channels, len, width]``, without writing in place."""
-    if run.items == slice(None) and part.shape[2] == whole.shape[2]:
+def _replace_sequence(whole: Tensor, sequence: _Sequence, part: Tensor) -> Tensor:
+    """Replace the entries of a sequence of tokens in ``[batch, channels, len, width]``, without writing in place."""
+    if sequence.items == slice(None) and part.shape[2] == whole.shape[2]:
         return part
-    tokens = run.tokens
+    tokens = sequence.tokens
     if isinstance(tokens, slice):
         tokens = torch.arange(tokens.start, tokens.stop, device=whole.device)
-    return _replace_items(whole, run.items, whole[run.items].index_copy(2, tokens, part))
+    return _replace_items(whole, sequence.items, whole[sequence.items].index_copy(2, tokens, part))
 
 
 def _replace_items(whole: Tensor, items: slice, part: Tensor) -> Tensor:

@@ -214,7 +214,7 @@ def build(
         raise type_error("dtype", "be a float dtype", dtype)
     ours = file_format.read_config(config, tensors)
     _check_sizes(ours, file_format, tensors)
-    shapes = _shapes(model_class, ours, file_format)
+    shapes = _meta_weights(model_class, ours, file_format)
     cleaned = file_format.clean_weights(tensors, ours)
     state = _convert_weights(file_format.entries(shapes), cleaned, shapes, dtype)
     loaded = tokenizer()
@@ -275,7 +275,7 @@ def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Ten
             raise value_error("config.json", rule, got)
 
 
-def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
+def _meta_weights(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
     """Return tensors on torch's meta device with the names and shapes of a model's weights.
 
     Instead of the full model, only one layer of each stack is built, or, in a decoder, one layer for each set of weight

@@ -53,7 +53,7 @@ def check_inputs(
     context_dim: int,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raise an error unless query, key and value have the attention layer's widths and dtype (any dtype if None)."""
+    """Raise an error unless query, key and value have the attention layer's widths and dtype; None allows any dtype."""
     tensors = {"query": (query, embed_dim)}
     if key is not query or value is not query or context_dim != embed_dim:
         tensors |= {"key": (key, context_dim), "value": (value, context_dim)}

@@ -40,7 +40,7 @@ def rotation_positions(
     lengths: tuple[int, int],
     mask: Mask | None,
 ) -> tuple[range | Tensor, range | Tensor, tuple[range | Tensor, Mask | None]]:
-    """Return the positions for the rotation of queries and of keys, and the positions and mask for the temperature.
+    """Return the rotary positions of queries and of keys, and the positions and mask for the `QueryTemperature`.
 
     Args:
         given: the positions for the rotation only, or None.

@@ -1,4 +1,4 @@
-"""Parts of compressed attention: the compressor of blocks, the indexer that ranks their entries, and one call."""
+"""Parts of compressed attention, which make an entry from each block of tokens, score entries and attend to them."""
 
 from __future__ import annotations
 
@@ -54,15 +54,17 @@ class BlockCompressor(Layer):
         return torch.cat([self.content_projection(x), self.gate_projection(x)], -1)
 
     def forward(self, parts: Tensor, first: int) -> Tensor:
-        """Return the entries of all complete blocks, ``[batch, heads, blocks, width]``.
+        """Return the entries of all complete blocks in ``parts``, ``[batch, heads, blocks, width]``.
 
         Args:
             parts: projected tokens, ``[batch, heads, len, parts_dim]``. With ``overlap`` and ``first > 0``, they begin
                 with the block before the first one.
-            first: index of the first block.
+            first: index in the sequence of the first block to compress.
         """
         size = self.block_size
         count = parts.shape[2] // size
+        if not is_tracing() and count == (self.overlap and first > 0):  # most steps finish no block
+            return parts[:, :, :0, : self.width]
         blocks = parts[:, :, : count * size].unflatten(2, (count, size))
         content, gate = blocks.chunk(2, -1)
         gate = gate.to(wide_dtype(gate.dtype)) + self.position_bias
@@ -74,7 +76,7 @@ class BlockCompressor(Layer):
         return self.norm((content * weights).sum(3)).to(parts.dtype)
 
     def reset_parameters(self) -> None:
-        """Initialize the projections with Xavier-uniform weights, and the biases of places with zeros."""
+        """Initialize the projections with Xavier-uniform weights, and the position biases with zeros."""
         for projection in (self.content_projection, self.gate_projection):
             nn.init.xavier_uniform_(projection.weight)
         nn.init.zeros_(self.position_bias)
@@ -84,12 +86,14 @@ class BlockCompressor(Layer):
 
 
 def _with_previous(x: Tensor, fill: float, *, has_previous: bool) -> Tensor:
-    """Return the first half of the channels of the block before, and then the second half of each block's own.
+    """Put the tokens of the block before in front of each block's own tokens, so that an entry averages over both.
+
+    The block before contributes the first half of its channels, and the block itself the second half.
 
     Args:
         x: ``[batch, heads, blocks, size, 2 * width]``.
         fill: the value in place of a block before the first one.
-        has_previous: whether the first block is only the one before the second.
+        has_previous: whether the first block serves only as the one before the second, without a result of its own.
 
     Returns:
         ``[batch, heads, blocks, 2 * size, width]``, or one block fewer with ``has_previous``.
@@ -131,7 +135,7 @@ class EntryIndexer(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class BlockReader:
-    """One call of compressed attention: compresses blocks and attends to them, as `saccade.caches.EntryCache` requires.
+    """One call of compressed attention, which compresses blocks and attends to them for `saccade.caches.EntryCache`.
 
     Args:
         softmax: the mechanism of the layer.
@@ -192,14 +196,17 @@ class BlockReader:
         return matrix
 
     def _rotated(self, entries: Tensor, first: int) -> Tensor:
+        """Rotate entries, or their index keys, by the position of the first token of each block."""
         size, stop = self.compressor.block_size, first + entries.shape[2]
+        if self.rotary is None or (not is_tracing() and stop == first):
+            return entries
         if is_tracing():  # a range would fix the length in the graph
             return rotate_end(self.rotary, entries, size * torch.arange(first, stop, device=entries.device))
         return rotate_end(self.rotary, entries, range(first * size, stop * size, size))
 
 
 def rotate_end(rotary: Rotary | None, x: Tensor, positions: range | Tensor, *, is_inverse: bool = False) -> Tensor:
-    """Rotate the last channels of ``x [batch, heads, len, width]`` by their positions, or undo the rotation."""
+    """Apply a rotary encoding, if any, to the last channels of ``x [batch, heads, len, width]``, or undo it."""
     if rotary is None:
         return x
     plain, part = x.split([x.shape[3] - rotary.head_dim, rotary.head_dim], -1)

@@ -29,8 +29,8 @@ from saccade.support.validation import check_bool, check_int, check_number, chec
 class CompressedAttention(AttentionLayer):
     r"""Causal self-attention to a window of tokens and to compressed entries of earlier blocks, as in DeepSeek-V4.
 
-    Each block of ``block_size`` tokens is compressed to one *entry* after its last token (see `BlockCompressor` in the
-    docs). A query reads the keys of the last ``window`` tokens, and the entries of the blocks that end at its position
+    Each block of ``block_size`` tokens is compressed to one *entry* after its last token: a gated average over the
+    block. A query reads the keys of the last ``window`` tokens, and the entries of the blocks that end at its position
     or before, in one softmax with a sink logit for each head:
 
     .. math:: \mathrm{out}_t = R_t^{-1} A_t \,[E;\, K], \qquad
@@ -195,7 +195,7 @@ class CompressedAttention(AttentionLayer):
         return _full_run(blocks, heads, key, joined)[0]
 
     def new_cache(self, max_len: int | None = None) -> EntryCache:
-        """Return an empty cache of the window and the entries.
+        """Return an empty cache for the keys in the window and the entries of earlier blocks.
 
         Args:
             max_len: number of tokens to allocate memory for in advance; if None, the cache grows as needed.
@@ -204,7 +204,7 @@ class CompressedAttention(AttentionLayer):
         return EntryCache(mechanism.block_size, mechanism.window, overlap=self.overlap, max_len=max_len)
 
     def reset_parameters(self) -> None:
-        """Initialize all projections with Xavier-uniform weights, and the biases of places in a block with zeros."""
+        """Initialize all projections with Xavier-uniform weights, and the position biases within a block with zeros."""
         super().reset_parameters()
         for part in (self.compressor, self.indexer, self.output_latent_projection):
             if part is not None:
@@ -220,8 +220,8 @@ class CompressedAttention(AttentionLayer):
         """Check and project the inputs of a call.
 
         Returns:
-            The rotated queries, the rotated keys ``[batch, 1, len, head_dim]``, the mask, the positions, and the parts
-            of the call that compress blocks.
+            The rotated queries, the rotated keys ``[batch, 1, len, head_dim]``, the mask, the positions, and the reader
+            that compresses the blocks of this call and attends to their entries.
         """
         if bias is not None:
             self.mechanism.with_bias(bias)  # raises an error
@@ -259,9 +259,9 @@ class CompressedAttention(AttentionLayer):
         rule, hint = "be an EntryCache, which stores compressed entries", "new_cache() makes one"
         check_type("cache", cache, EntryCache, rule, hint=hint)
         assert isinstance(cache, EntryCache)
-        ours, theirs = self.new_cache(), cache
-        for name in ("block_size", "window", "overlap"):
-            wanted, got = getattr(ours, name), getattr(theirs, name)
+        ours = {"block_size": self.mechanism.block_size, "window": self.mechanism.window, "overlap": self.overlap}
+        for name, wanted in ours.items():
+            got = getattr(cache, name)
             if got != wanted:
                 raise value_error("cache", f"have {name} {wanted}, as the layer", got, hint=hint)
         return cache.length
@@ -275,7 +275,7 @@ def _full_run(blocks: BlockReader, query: Tensor, key: Tensor, mask: Mask | None
 
 
 def _check_together(options: dict[str, int | None], name: str, value: int | None) -> None:
-    """Raise an error unless the options are all given if an argument is, and all None if it is None."""
+    """Raise an error unless all ``options`` are given if argument ``name`` is, and all are None if it is None."""
     if value is not None:
         check_int(name, value)
     for option, given in options.items():

@@ -7,6 +7,7 @@ from types import NoneType
 from torch import Tensor, nn
 
 from saccade.nn import attention_checks as checks
+from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.scorers import LightningIndexer
@@ -85,14 +86,20 @@ class Indexer(ArgumentHints, nn.Module):
     def forward(
         self, x: Tensor, query_latent: Tensor | None = None, *, positions: GivenPositions = None
     ) -> LightningIndexer:
-        """Return a scorer of the tokens' keys.
+        """Return a scorer with the index queries, index keys and head weights of the tokens.
 
         Args:
             x: the tokens, ``[batch, len, embed_dim]``.
             query_latent: the input of the layer's query projection, ``[batch, len, query_dim]``; x if None.
             positions: positions of the tokens for the rotation, as in `LatentAttention.forward`; 0, 1, 2, … if None.
         """
-        query = self.query_projection(x if query_latent is None else query_latent)
+        weight = weight_of(self.key_projection)
+        checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
+        latent = x if query_latent is None else query_latent
+        if latent.shape != (*x.shape[:2], self.query_dim):
+            rule = f"be [{x.shape[0]}, {x.shape[1]}, {self.query_dim}], the input of the layer's query projection"
+            raise value_error("query_latent", rule, None if query_latent is None else list(latent.shape))
+        query = self.query_projection(latent)
         query = query.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         key = self.key_norm(self.key_projection(x))[:, None]
         if self.rotary is not None:

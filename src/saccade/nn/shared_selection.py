@@ -20,12 +20,12 @@ class SharedSelection:
         self._kv_len = 0
 
     def select(self, softmax: Softmax, scorer: LightningIndexer, k: int) -> Selecting:
-        """Return the mechanism of the layer that selects, which replaces its softmax for one call."""
+        """Return the mechanism that replaces a layer's softmax for one call, selects keys and stores the selection."""
         self.k, self.index = k, None
         return softmax._with_hooks(_StoringTopK(scorer, k, softmax, self))
 
     def reuse(self, softmax: Softmax) -> Selecting:
-        """Return the mechanism of a later layer, which replaces its softmax for one call.
+        """Return the mechanism that replaces the softmax of a later layer for one call and reads the stored selection.
 
         Raises:
             ValueError: no layer has selected keys.
@@ -36,11 +36,11 @@ class SharedSelection:
         return softmax._with_hooks(_StoredTopK(softmax, self))
 
     def store(self, index: Tensor | None, kv_len: int) -> None:
-        """Store the keys selected from ``kv_len`` keys; see `Selecting`."""
+        """Store the indices of the keys selected from ``kv_len`` keys; None in a dry run, which selects none."""
         self.index, self._kv_len = index, kv_len
 
     def read(self, q_len: int, kv_len: int) -> Tensor | None:
-        """Return the selected keys.
+        """Return the indices of the selected keys; None in a dry run.
 
         Raises:
             ValueError: they were selected for other numbers of queries or keys.

@@ -1,4 +1,4 @@
-"""The objects with which layers of a stack share keys, values and selected keys within one call."""
+"""Functions for stacks in which layers share keys, values or selected keys: checks, arguments of a call, and caches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def check_sources(layers: nn.ModuleList) -> None:
         if isinstance(reader, SharedKeyAttention):
             _check_keys(source, reader, name, index)
         elif not isinstance(source, LatentAttention) or source.indexer is None:
-            raise value_error(name, "be a LatentAttention with an indexer", type(source).__name__)
+            rule, hint = "be a LatentAttention with an indexer", "selection_from=, the index of the layer that selects"
+            got = type(source).__name__ + " without one" * isinstance(source, LatentAttention)
+            raise value_error(name, rule, got, hint=hint)
         if layers[index].cross_attention is not None:
             rule = "have no cross_attention, since it reads keys or a selection of another layer"
             raise value_error(f"layer {index}", rule, "one")

@@ -37,7 +37,17 @@ class Sizes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """A grouping of a plan's rows, with the bounds of the mask on each group."""
+    """A grouping of a plan's rows, with the bounds of the mask on each group.
+
+    Bounds leave the visibility of some pairs undecided. A *residual mask* is the dense mask of such pairs in a tile.
+
+    Attributes:
+        rule: the mask.
+        sizes: shape and first positions of the matrix.
+        groups: the groups of rows, in order.
+        all_rows: for each group, the keys that all of its rows see.
+        undecided: for each group, the other keys that some of its rows may see.
+    """
 
     rule: Rule
     sizes: Sizes
@@ -97,10 +107,12 @@ class Layout:
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 
     def _cost_by_tiles(self) -> float:
+        """Return the sum of the estimated costs of all tiles, in query-key pairs."""
         num_distinct = int(self.num_distinct.max())
         return sum(self._cost_of(tile, num_distinct) for tile in self._cached_tiles)
 
     def _cost_by_bounds(self) -> float:
+        """Return the cost estimated from bounds alone, as if all undecided pairs needed residual masks."""
         rows = self.groups.rows
         pairs = self.copies * rows * self.widths * _cost_of_pair(rows)
         return float(pairs.sum() + self.residuals.sum() + TILE_COST * len(rows))
@@ -137,6 +149,7 @@ class Layout:
             )
 
     def _count(self, spans: Spans) -> Ints:
+        """Return the number of key columns in the spans of each group, which depends on the step of the groups."""
         if self.groups.step == 1:
             return spans.sizes()
         first, step = self.groups.first[:, None], self.groups.step
@@ -144,10 +157,12 @@ class Layout:
         return np.maximum(0, -((starts - spans.ends) // step)).sum(axis=1)
 
     def _all_native(self) -> bool:
+        """Return whether there are few groups and no tile needs a residual mask."""
         few = len(self.groups.first) <= _FEW_GROUPS
         return few and all(_is_native(strip) for tile in self.tiles() for strip in tile.columns)
 
     def _cost_of(self, tile: Tile, num_distinct: int) -> float:
+        """Return the estimated cost of a tile with ``num_distinct`` residual masks, in query-key pairs."""
         wanted = 0.0
         for strip in tile.columns:
             half = _is_native(strip) and strip.partial is not True

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from saccade.plan import layout
+from saccade.plan.key_ranges import KeyDomain
 from saccade.plan.layout import Layout, Sizes
 from saccade.plan.row_groups import Groups, block_heights, row_groups, ways_to_cut
 from saccade.plan.tiles import ALL, Rule, Tile
@@ -69,9 +70,10 @@ class Plan:
         """Whether every key is known to be visible to every query."""
         if 0 in self.shape or len(self._terms) != 1:
             return 0 in self.shape
-        first, q_len, kv_len = self._sizes.q_first, *self.shape[2:]
+        (_, first, start), (q_len, kv_len) = self._sizes, self.shape[2:]
         everyone = Groups(np.asarray([ALL]), np.asarray([first]), np.asarray([first + q_len - 1]))
-        return int(Layout.of(self._terms[0][1], self._sizes, everyone).all_rows.sizes()[0]) == kv_len
+        keys = KeyDomain(np.asarray([start]), np.asarray([start + kv_len]))
+        return int(self._terms[0][1].bounds(everyone, keys).all_rows.sizes()[0]) == kv_len
 
     @cached_property
     def _layouts(self) -> tuple[Layout, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.positions.bias import Bias
-from saccade.positions.token_positions import check_distances
+from saccade.positions.bias import Bias, check_distances
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int
 

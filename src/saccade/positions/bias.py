@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from saccade.positions.token_positions import as_positions
 from saccade.support.argument_hints import ArgumentHints
-from saccade.support.errors import unsupported
+from saccade.support.errors import type_error, unsupported, value_error
 
 
 class Bias(ArgumentHints, nn.Module):
@@ -96,3 +96,13 @@ class Bias(ArgumentHints, nn.Module):
     def address(self, positions: Tensor) -> Tensor:
         """Convert positions to addresses, whose differences are the distances; by default, the positions themselves."""
         return as_positions(positions)
+
+
+def check_distances(distances: Tensor) -> None:
+    """Raise an error unless the distances for a position bias are int64 with one dimension."""
+    if not isinstance(distances, Tensor) or distances.dtype != torch.int64:
+        got = str(getattr(distances, "dtype", type(distances).__name__)).removeprefix("torch.")
+        raise type_error("distances", "be an int64 tensor", got)
+    if distances.dim() != 1:
+        hint = "a distance is a query's position minus a key's: torch.arange(-3, 4)"
+        raise value_error("distances", "have one axis", list(distances.shape), hint=hint)

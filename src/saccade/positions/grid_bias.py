@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from saccade.positions.bias import Bias
-from saccade.positions.token_positions import as_positions, check_below, check_distances
+from saccade.positions.bias import Bias, check_distances
+from saccade.positions.token_positions import as_positions, check_below
 from saccade.support.validation import check_int
 
 

@@ -137,9 +137,9 @@ class Rotary(ArgumentHints, nn.Module):
         Returns:
             The tensor before rotation, with the shape and dtype of x.
         """
-        square = 1.0 if self.scaling is None else self.scaling.magnitude**2
         cos, sin = self._cos_and_sin(x, positions)
-        return rotated(x, cos / square, -sin / square, self.layout)
+        square = 1.0 if self.scaling is None else self.scaling.magnitude**2
+        return rotated(x, cos if square == 1.0 else cos / square, sin / -square, self.layout)
 
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
@@ -156,7 +156,7 @@ class Rotary(ArgumentHints, nn.Module):
         """
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         place = as_positions(positions, device)
-        cos, sin = (x[:, 0] for x in self._read(place, torch.empty(0, dtype=dtype, device=place.device)))
+        cos, sin = (x[:, 0] for x in self._factors_at(place, torch.empty(0, dtype=dtype, device=place.device)))
         pairs, step = self.rotary_dim // 2, 2 if self.layout == "interleaved" else 1
         # The second channel of each pair adds its partner, while the first subtracts it.
         cos, sin = (x[..., pairs:] if step == 1 else x[..., 1::2] for x in (cos, sin))
@@ -185,9 +185,9 @@ class Rotary(ArgumentHints, nn.Module):
             rule = f"have shape [{length}] or [{batch}, {length}]"  # formatting a symbolic length fixes it
             rule += f", or [{batch}, {axes}, {length}] with an axis for each section" if axes else ""
             raise value_error("positions", rule, list(shape), facts=[describe("x", x)])
-        return self._read(positions, x)
+        return self._factors_at(positions, x)
 
-    def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _factors_at(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotary factors for validated positions, on the device and in the widened dtype of ``like``."""
         settings = (
             self.base,

@@ -124,7 +124,7 @@ class RotaryTables(Rotary):
     def extra_repr(self) -> str:
         return f"{len(self.cos)} positions, {self.head_dim}, rotary_dim={self.rotary_dim}, layout={self.layout!r}"
 
-    def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _factors_at(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         place = torch.atleast_2d(as_positions(positions, like.device)).clamp(min=0)
         if place.numel():
             check_below(place, len(self.cos), "pass tables with more positions")

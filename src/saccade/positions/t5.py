@@ -8,8 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.positions.bias import Bias
-from saccade.positions.token_positions import check_distances
+from saccade.positions.bias import Bias, check_distances
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_int
 

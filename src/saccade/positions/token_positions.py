@@ -212,7 +212,10 @@ class Positions:
         return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
 
     def on(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the positions as an int64 tensor ``[batch | 1, len]`` on a device (for a range, the CPU if None)."""
+        """Return the positions as an int64 tensor ``[batch | 1, len]`` on ``device``.
+
+        If it is None, a table stays on its device and a range goes to the CPU.
+        """
         run = self.run
         if run is None:
             assert self.table is not None
@@ -240,16 +243,6 @@ def can_be_read(x: Tensor) -> bool:
     if x.device.type != "cpu" or not x.numel() or is_tracing():
         return False
     return has_values(x) and not is_mapped(x)
-
-
-def check_distances(distances: Tensor) -> None:
-    """Raise an error unless the distances for a position bias are int64 with one dimension."""
-    if not isinstance(distances, Tensor) or distances.dtype != torch.int64:
-        got = str(getattr(distances, "dtype", type(distances).__name__)).removeprefix("torch.")
-        raise type_error("distances", "be an int64 tensor", got)
-    if distances.dim() != 1:
-        hint = "a distance is a query's position minus a key's: torch.arange(-3, 4)"
-        raise value_error("distances", "have one axis", list(distances.shape), hint=hint)
 
 
 def as_positions(positions: GivenPositions, device: torch.device | None = None) -> Tensor:

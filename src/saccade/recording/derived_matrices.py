@@ -20,8 +20,8 @@ from saccade.support.errors import value_error
 CALLED_AS = "record"  # in errors
 
 
-class OfCall(DerivedMatrix):
-    """A base class of matrices that wrap the matrix of a call and have its queries and keys."""
+class DerivedFromCall(DerivedMatrix):
+    """Base class of the derived matrices of a recorded call, which have its queries and keys."""
 
     def over(self, change: Callable[[Matrix], Matrix]) -> Matrix:
         """Return a copy in which ``change`` was applied to each matrix that was built for the call."""
@@ -29,14 +29,14 @@ class OfCall(DerivedMatrix):
 
 
 def matrix_of_call(matrix: Matrix) -> Matrix:
-    """Return the softmax attention inside an `OfCall` matrix; return any other matrix unchanged."""
+    """Return the softmax attention inside a `DerivedFromCall` matrix; return any other matrix unchanged."""
     inner = matrix
-    while isinstance(inner, OfCall):
+    while isinstance(inner, DerivedFromCall):
         inner = inner.inner
     return inner if isinstance(inner, AttentionMatrix) else matrix
 
 
-class ChosenHeads(OfCall):
+class ChosenHeads(DerivedFromCall):
     """A view of selected heads of a matrix, in the order of ``heads``, without copies.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.recording.call_matching import index_of_last_key
-from saccade.recording.derived_matrices import JoinedMatrices, OfCall
+from saccade.recording.derived_matrices import DerivedFromCall, JoinedMatrices
 from saccade.support.errors import unsupported
 
 
@@ -100,7 +100,7 @@ class StoredMatrices:
 
     def _stored(self, matrix: Matrix, first_column: int) -> Matrix:
         """Return the copy of a matrix to store, which reads the shared keys if possible; see the class docstring."""
-        if isinstance(matrix, OfCall):
+        if isinstance(matrix, DerivedFromCall):
             return matrix.over(lambda inner: self._stored(inner, first_column))
         if not isinstance(matrix, AttentionMatrix):
             return matrix
@@ -114,7 +114,7 @@ class StoredMatrices:
 
     def _with_keys(self, matrix: Matrix) -> Matrix:
         """Insert the shared keys into a stored matrix that reads them; return any other matrix unchanged."""
-        if isinstance(matrix, OfCall):
+        if isinstance(matrix, DerivedFromCall):
             return matrix.over(self._with_keys)
         if self._keys is None or not isinstance(matrix, AttentionMatrix) or id(matrix) not in self._sharing:
             return matrix

@@ -11,6 +11,8 @@ from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec
 
+_SCORES = 1 << 18  # number of scores of index heads computed at a time
+
 _INDEX = ShapeSpec(
     "index_query [batch, index_heads, q_len, dim]",
     "index_key [batch, 1, kv_len, dim]",
@@ -95,17 +97,18 @@ class LightningIndexer(Scorer):
         """Return differentiable scores of the first ``stop`` keys for queries ``rows``, ``[batch, 1, rows, stop]``."""
         heads, dim = self.index_query.shape[1], self.index_query.shape[3]
         of_rows, wide = slice(rows.start, rows.stop), wide_dtype(self.index_query.dtype)
-        key = self._index_key[:, :, :stop].to(wide).mT
+        key = self._index_key[:, 0, :stop].to(wide).mT
         total: Tensor | None = None
         weight = self.weight[:, :, of_rows].to(wide) * (heads * dim) ** -0.5
         needs_graph = torch.is_grad_enabled() and any(x.requires_grad for x in self.leaves)
-        for head in range(heads):  # one index head at a time, to limit memory
-            scores = self.index_query[:, head : head + 1, of_rows].to(wide) @ key
-            head_weight = weight[:, head, None, :, None]
-            if needs_graph:
-                scores = scores.relu() * head_weight
-                total = scores if total is None else total + scores
-            else:
-                scores = scores.relu_().mul_(head_weight)
-                total = scores if total is None else total.add_(scores)
-        return key.new_zeros(len(key), 1, len(rows), key.shape[3]) if total is None else total
+        step = max(
+            1, _SCORES // max(1, len(key) * len(rows) * key.shape[2])
+        )  # few index heads at a time, to limit memory
+        for first in range(0, heads, step):
+            some = slice(first, first + step)
+            query, weights = self.index_query[:, some, of_rows].to(wide), weight[:, some, :, None]
+            scores = (query.flatten(1, 2) @ key).unflatten(1, query.shape[1:3])
+            scores = scores.relu() * weights if needs_graph else scores.relu_().mul_(weights)
+            part = scores.sum(1, keepdim=True)
+            total = part if total is None else total + part
+        return key.new_zeros(len(key), 1, len(rows), key.shape[2]) if total is None else total

@@ -101,7 +101,7 @@ class _Compare:
 
     @staticmethod
     def held_bytes(itemsize: int) -> int:
-        """Return the peak bytes that the additive score needs in addition to its results, for any number of pairs."""
+        """Return the peak memory, in bytes, that the additive score needs beyond its results, however many pairs."""
         return itemsize * _AT_ONCE
 
 

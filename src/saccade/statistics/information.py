@@ -1,4 +1,4 @@
-"""Two measures of the information in a head's attention: between positions, and beyond popularity and distance."""
+"""Information in a head's attention: between positions of queries and keys, and beyond key popularity and distance."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def trials(
 def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
     """Try one law on one case in one dtype, and return the result with its verdict."""
     try:
-        declined = refusal(subject, law, case, dtype)
+        declined = result_if_not_run(subject, law, case, dtype)
         if declined is not None:
             return declined
         with measuring() as measured:
@@ -154,7 +154,7 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
     return Result(law.name, case.name, dtype, "kept", roundings=max(measured, default=None))
 
 
-def refusal(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result | None:
+def result_if_not_run(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result | None:
     """Return the result of a trial if its law does not apply or needs an option that the function does not offer.
 
     Return None if the trial must run.

@@ -1,4 +1,4 @@
-"""Attention written plainly: a right kernel, from which wrong ones are derived, and the type of kernels."""
+"""A correct attention kernel in plain PyTorch, from which wrong kernels are derived, and the type of kernels."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def switched(wrong: Kernel, when: Callable[[int], bool]) -> Callable[[], Kernel]
 
 
 def cached_by(key_of: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> Callable[[], Kernel]:
-    """Return a factory of kernels that cache each result under a fingerprint of the inputs, ``key_of(*inputs)``."""
+    """Return a factory of kernels that cache each result under a key computed from the inputs, ``key_of(*inputs)``."""
 
     def make() -> Kernel:
         results: dict[object, Tensor] = {}
@@ -67,13 +67,19 @@ def cached_by(key_of: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> Cal
 
 
 def by_address(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> object:
-    """Return the addresses, torch's version counters, the shapes and the dtype of the inputs as their fingerprint."""
+    """Return the cache key of a wrong kernel: the inputs' addresses, versions, shapes and dtype, but not their values.
+
+    The versions are torch's counters of changes in place.
+    """
     places = tuple((x.data_ptr(), 0 if x.is_inference() else x._version, x.shape) for x in (q, k, v, mask))
     return (*places, q.dtype)
 
 
 def by_some_entries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> object:
-    """Return the first and last entries, the shapes and the number of pairs of the inputs as their fingerprint."""
+    """Return the cache key of a wrong kernel: the first and last entries of query, key and value, and facts.
+
+    The facts are the shapes, the dtype and the number of allowed pairs.
+    """
     ends = tuple(float(x[place]) for x in (q, k, v) if x.numel() for place in ((0, 0, 0, 0), (-1, -1, -1, -1)))
     return (*ends, q.shape, k.shape, v.shape, q.dtype, int(mask.sum()))
 

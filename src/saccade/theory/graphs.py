@@ -16,7 +16,10 @@ from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
 
 def contains_star(allowed: Tensor) -> bool:
-    """Return whether a mask contains a star graph, self-loops and a token linked to all others in both directions."""
+    """Return whether a mask contains a star graph with self-loops.
+
+    One token is linked to all others in both directions, and every token to itself.
+    """
     centres = allowed.all(0) & allowed.all(1)
     return bool(centres.any() and allowed.diagonal().all())
 

@@ -46,7 +46,7 @@ def self_attention_is_lipschitz(
     layer: Callable[[Tensor], Tensor] = self_attention,
     bounded: Callable[[Tensor], Tensor] = by_distances,
 ) -> Measurements:
-    """Self-attention is Lipschitz: its output changes at most a fixed number of times as much as its input."""
+    """Self-attention is Lipschitz: the change in its output is at most a fixed multiple of the change in its input."""
     n, width = 8, 4
     unit = torch.nn.functional.normalize(draw.normal(n, width), dim=-1)
     with_zero = unit * (torch.arange(n) > 0)[:, None]  # the query of a token of zeros weighs all keys alike

@@ -65,7 +65,8 @@ class Tutorial(NamedTuple):
     says: tuple[Statement, ...]
 
 
-def _read() -> tuple[Tutorial, ...]:
+def _read_tutorials() -> tuple[Tutorial, ...]:
+    """Read the tutorials and their statements from ``tutorials.toml``."""
     with (Path(__file__).parent / "tutorials.toml").open("rb") as file:
         documents = tomllib.load(file)["document"]
     return tuple(
@@ -82,12 +83,12 @@ def _statement(fields: dict[str, str]) -> Statement:
     return Statement(**({"verdict": find(fields["claim"]).verdict} if "claim" in fields else {}) | fields)  # type: ignore[arg-type]
 
 
-TUTORIALS = _read()
+TUTORIALS = _read_tutorials()
 """The five tutorials that ``tutorials.toml`` describes."""
 
 
 def listed(tutorials: Sequence[Tutorial] | None = None) -> str:
-    """List the statements of tutorials (all if None), as plain text.
+    """List the statements of tutorials as plain text; None lists those of all tutorials.
 
     Each is listed with its verdict, its condition if the verdict is "holds if", its claim and its measurement.
     """
@@ -104,7 +105,7 @@ def listed(tutorials: Sequence[Tutorial] | None = None) -> str:
 
 
 def tables(tutorials: Sequence[Tutorial] | None = None, *, chinese: bool = False) -> str:
-    """Format the statements of tutorials (all if None) as Markdown, with one table per tutorial."""
+    """Format the statements of tutorials as Markdown, with one table per tutorial; None formats all tutorials."""
     head = (
         "| 论述 | 结论 | 论断 | 可推翻结论的测量 |"
         if chinese

@@ -1,5 +1,7 @@
 """A rule that chooses blocks of keys for each query: its answers are those of a loop over the pairs."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +38,7 @@ def _pairs(chosen):
 
 
 CASES = pytest.mark.parametrize(
-    ("size", "items", "sharing"), [(1, 1, 1), (2, 2, 1), (3, 1, 2), (4, 2, 4), (3, 2, 2), (11, 1, 1)]
+    ("size", "items", "sharing"), [(1, 1, 1), (1, 2, 2), (2, 2, 1), (3, 1, 2), (4, 2, 4), (3, 2, 2), (11, 1, 1)]
 )
 
 
@@ -66,6 +68,10 @@ def test_keys_that_some_query_reads_are_counted(groups, size, items, sharing):
     chosen = _chosen(masks.Full(), size, items, sharing)
     table = _pairs(chosen)[:items].unflatten(1, (groups, HEADS // groups)).any(2).any(2)
     assert chosen.keys_read(groups, COLUMNS) == int(table.sum())
+    for row in range(ROWS):
+        step = dataclasses.replace(chosen, index=chosen.index[:, :, row : row + 1])  # a decoding step has one query
+        table = _pairs(chosen)[:items, :, row].unflatten(1, (groups, -1)).any(2)
+        assert step.keys_read(groups, COLUMNS) == int(table.sum())
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -238,3 +238,22 @@ def test_rows_that_see_nothing_of_it_drop_the_same_weights(impl: str, spoilt: st
         torch.testing.assert_close(got, want)
     assert found[1][4].isnan().all()
     assert not torch.equal(found[0][0], sc.attention(*(x[:, :, :5] for x in clean.values()), masks.Causal()))
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("which", ["key", "value"])
+@pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
+def test_some_gradients_alone_are_those_without_what_is_masked(impl, which, wrong, wanted):
+    mask = masks.Window(20, 20) & masks.Padding([67])
+    tensors = dict(zip(("query", "key", "value"), torch.randn(3, 1, 2, 70, 16).unbind(), strict=True))
+    clean = {name: x.clone() for name, x in tensors.items()}
+    tensors[which][:, :, 68] = wrong
+    upstream = torch.randn(1, 2, 70, 16)
+    grads = []
+    for own in (tensors, clean):
+        leaves = [x.requires_grad_(i in wanted) for i, x in enumerate(own.values())]
+        out = sc.attention(*leaves, mask, impl=impl)
+        grads.append(torch.autograd.grad(out, [leaves[i] for i in wanted], upstream))
+    for got, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(got, expected)

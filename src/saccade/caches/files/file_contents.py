@@ -1,16 +1,17 @@
-"""The contents of a cache file, checked part by part (`Contents`), and the declaration of a tensor (`Leaf`)."""
+"""Contents: the part of a file that describes one cache, checked when it is read."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from saccade.caches.call_arguments import KeyValueSpec
+from saccade.caches.state_tensors import Leaf
 from saccade.support.numerics import wide_dtype
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -21,26 +22,6 @@ _LARGEST_EMPTY = 1 << 20  # largest axis size of an empty tensor, because the fi
 
 class MisfitError(Exception):
     """An error in the contents of a cache file. Its message completes the phrase "a file that …"."""
-
-
-class Leaf(NamedTuple):
-    """The declaration of one tensor of a cache's state: its name, axes and dtype.
-
-    Args:
-        name: name of the tensor in the state and in files.
-        axes: names of its axes, such as ``"batch kv_heads columns head_dim"``. ``batch|1`` is an axis of size 1 if all
-            items share a row. Along ``columns``, only the first `LayerCache.length` entries are used.
-        dtype: ``float`` (the dtype of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions``
-            (int64, -1 at padding), ``int8`` or ``bool``.
-        is_optional: whether the tensor may be missing.
-        is_saved: whether the tensor is saved in files.
-    """
-
-    name: str
-    axes: str
-    dtype: str = "float"
-    is_optional: bool = False
-    is_saved: bool = True
 
 
 class Contents:

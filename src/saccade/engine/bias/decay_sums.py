@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.engine.bias.term import Term, entry, summed_to
 from saccade.engine.tiles.index_ranges import add_at, at, take
 from saccade.plan import Tile
+from saccade.support.torch_modes import has_values, is_mapped
 
 _NARROW_RANGE = 128.0
 """Largest range of cumulative sums that may be stored in float32. Centred at 0, each sum has an error below 4e-6."""
@@ -69,10 +70,15 @@ class DecayTerm(Term):
     def has_narrow_range(self) -> bool:
         """Return whether the cumulative sums span so small a range that `of_keys` is as accurate as the scores.
 
-        On the meta device, as in a dry run, the range is assumed to be narrow.
+        Without values, as in a dry run, the range is assumed to be narrow. The values that `vmap` maps cannot be read,
+        and their range is assumed to be wide.
         """
         source = self.source.detach()
-        return source.is_meta or not source.numel() or bool((source.amax(3) - source.amin(3)).max() <= _NARROW_RANGE)
+        if is_mapped(source):
+            return False
+        return not (has_values(source) and source.numel()) or bool(
+            (source.amax(3) - source.amin(3)).max() <= _NARROW_RANGE
+        )
 
     def of_gradients(self, grad_keys: Tensor, grad_rows: Tensor | None) -> Tensor:
         """Return the gradient of `source`, given the gradients of `of_keys` and `of_rows`.

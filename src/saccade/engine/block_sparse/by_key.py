@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.engine.block_sparse.base_kernel import BlockSparseKernel
 from saccade.engine.block_sparse.index import (
-    BlockSparseKernel,
     HeadGroup,
     QueriesByBlock,
     cap_,

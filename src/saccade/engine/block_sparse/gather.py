@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.term import MaskedTerm
+from saccade.engine.block_sparse.base_kernel import BlockSparseKernel
 from saccade.engine.block_sparse.index import (
-    BlockSparseKernel,
     HeadGroup,
     cap_,
     head_groups,
@@ -130,9 +130,21 @@ def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, 
             hidden = _hidden(inputs, group, rows, keys, visible)
             keys = keys.masked_fill_(keys >= kv_len, 0)
             q = inputs.query[group.item, group.heads, span].transpose(0, 1).to(inputs.compute_dtype) * inputs.scale
-            k = key[keys]
+            k = _rows_of(key, keys)
+            v = k[..., : values.shape[1]] if _are_channels(values, key) else _rows_of(values, keys)
             scores, slopes = cap_(q @ k.mT, inputs.softcap, needs_slopes=True)
-            yield group, _Step(rows, keys, q, k, values[keys], scores.masked_fill_(hidden, -math.inf), slopes)
+            yield group, _Step(rows, keys, q, k, v, scores.masked_fill_(hidden, -math.inf), slopes)
+
+
+def _rows_of(x: Tensor, index: Tensor) -> Tensor:
+    """Return ``x[index]``, which `index_select` copies several times as fast."""
+    return x.index_select(0, index.flatten()).unflatten(0, index.shape)
+
+
+def _are_channels(values: Tensor, key: Tensor) -> bool:
+    """Return whether the values are the first channels of the keys, as in latent and in compressed attention."""
+    same_rows = values.stride() == key.stride() and values.shape[1] <= key.shape[1] and values.dtype == key.dtype
+    return same_rows and values.data_ptr() == key.data_ptr()
 
 
 def _hidden(

@@ -71,7 +71,9 @@ class SelectedBlocks(Mask):
 
     def keys_read(self, groups: int, kv_len: int) -> int:
         """Return the number of keys selected by at least one query, summed over ``groups`` key heads and the batch."""
-        items, sharing, _, _ = self.index.shape
+        items, sharing, q_len, _ = self.index.shape
+        if q_len == sharing == self.size == 1:
+            return int((self.index < self.blocks).sum()) * groups
         table = torch.zeros(items, sharing, self.blocks + 1, dtype=torch.bool, device=self.index.device)
         table = table.scatter_(-1, self.index.flatten(2).long(), True)[..., : self.blocks]
         if sharing > groups:

@@ -121,7 +121,7 @@ def held(
     added: tuple[int, int] | None,
     threads: int,
 ) -> MemoryUse:
-    """Return the peak bytes of torch's flash operation in a call to `forward`, including results.
+    """Return the peak memory of torch's flash operation in a call to `forward`, in bytes, including results.
 
     Args:
         q: (batch, heads, rows, width).

@@ -12,7 +12,7 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
 from saccade.engine.kernels.fused_calls import NOTHING, Call, added_terms, single_call
-from saccade.engine.kernels.fused_cost import bytes_of_backward, cost_of, pairs_of
+from saccade.engine.kernels.fused_cost import bytes_of_backward, cost_of, pairs_of, time_of_plan
 from saccade.engine.kernels.fused_threads import each_call
 from saccade.engine.kernels.kernel import (
     CAN_RUN,
@@ -27,10 +27,8 @@ from saccade.engine.kernels.kernel import (
 from saccade.engine.memory_accounting import Cost
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.engine.tiles.index_ranges import add_at, at, take
-from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
-_TILE = 30_000  # number of pairs that take as much time as starting a tile
 _FEW_SCORES = 4096  # per head; slow half-precision products of so few scores cost no more than starting another kernel
 _PAIR_OF_ROWS = 3.0  # time per pair with complete rows, relative to this kernel
 
@@ -58,7 +56,7 @@ class Fused(KernelWithBackward):
         if (
             request.impl == "auto"
             and plan.overlaps
-            and _time_of_plan(plan, 1.0) > _time_of_plan(inputs.row_plan, _PAIR_OF_ROWS)
+            and time_of_plan(plan, 1.0) > time_of_plan(inputs.row_plan, _PAIR_OF_ROWS)
         ):
             rows = len(inputs.row_plan)
             return Verdict((), (f"its mask is strided: {len(plan)} tiles take more time than {rows} of full rows",))
@@ -83,7 +81,7 @@ class Fused(KernelWithBackward):
         return cost_of(inputs, value_dim)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the fused kernel's backward pass."""
+        """Return the peak memory of the fused kernel's backward pass, in bytes."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -130,14 +128,9 @@ class Fused(KernelWithBackward):
 
 
 def _has_large_gradient(inputs: AttentionInputs) -> bool:
-    """Return whether query or key needs a gradient, over so many scores that starting a kernel costs little."""
+    """Return whether query or key needs a gradient, and enough scores make the overhead of a call negligible."""
     is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
     return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
-
-
-def _time_of_plan(plan: Plan, pair: float) -> float:
-    """Estimate the fused kernel's time for a plan, in units of the time for one query-key pair."""
-    return pair * plan.pairs + _TILE * len(plan)
 
 
 def _prepared_inputs(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor]:

@@ -1,4 +1,4 @@
-"""Cost of the fused kernel, computed without running it."""
+"""Time, memory and pairs of the fused kernel, computed without running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from saccade.engine.kernels.fused_calls import (
 from saccade.engine.kernels.fused_threads import threads_for
 from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe
 from saccade.engine.tiles.grouped_heads import groups_of
-from saccade.plan import Tile
+from saccade.plan import Plan, Tile
+
+_TILE = 30_000  # number of pairs that take as much time as starting a tile
 
 
 def pairs_of(inputs: AttentionInputs) -> int:
@@ -31,6 +33,16 @@ def pairs_of(inputs: AttentionInputs) -> int:
     if single is not None:
         return single.pairs
     return sum(call.pairs for tile in tiles_of(inputs) for call in calls_of(inputs, tile))
+
+
+def time_of_plan(plan: Plan, pair: float) -> float:
+    """Estimate the fused kernel's time for a plan, in units of the time for one query-key pair.
+
+    Args:
+        plan: the plan.
+        pair: the time for one pair of this plan, in the same units.
+    """
+    return pair * plan.pairs + _TILE * len(plan)
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
@@ -52,7 +64,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of the fused kernel's backward pass, including gradients."""
+    """Return the peak memory of the fused kernel's backward pass, in bytes, including gradients."""
     (batch, heads, q_len, kv_len), key, single = inputs.shape, inputs.key, single_call(inputs)
     width, item, wide = (
         max(inputs.query.shape[3], value_dim),
@@ -175,6 +187,6 @@ class _SimulatedRun:
 
 
 def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
-    """Return the batch and head sizes of an additive mask that consists of ``copies`` matrices."""
+    """Return the batch and head sizes of an additive mask of ``copies`` matrices that the fused kernel would read."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

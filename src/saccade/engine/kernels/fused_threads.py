@@ -94,7 +94,7 @@ def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[
 
 
 def _num_head_parts(inputs: AttentionInputs, threads: int) -> int:
-    """Return the number of parts for splitting a tile by heads; 1 if every part would recompute the mask."""
+    """Return into how many groups of heads threads may split a tile; 1 if each part would recompute the mask."""
     return math.gcd(inputs.key.shape[1], threads) if inputs.rule.is_value else 1
 
 

@@ -151,7 +151,7 @@ class KernelWithBackward(Kernel):
         """Run the kernel; return the output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the kernel's backward pass, including gradients but not saved tensors."""
+        """Return the peak memory of the kernel's backward pass, in bytes, including gradients but not saved tensors."""
         reason = "it has no estimate of backward memory: define KernelWithBackward.backward_bytes"
         raise unsupported(f'impl="{self.name}"', [reason])
 

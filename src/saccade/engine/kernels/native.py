@@ -146,7 +146,7 @@ class Native(KernelWithBackward):
         return cost_of(inputs, value_dim, dropout_p, read_dtype(inputs.query.dtype))
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the compiled kernel's backward pass, for gradients, partial sums and copies."""
+        """Return the peak memory of the compiled kernel's backward pass, in bytes: gradients, partial sums, copies."""
         return bytes_of_backward(inputs, value_dim, read_dtype(inputs.query.dtype))
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -237,7 +237,7 @@ def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
 
 
 def _should_gather(inputs: AttentionInputs, dtype: torch.dtype) -> bool:
-    """Return whether the mask is strided and has so many pairs that `fused` is faster than the compiled kernel."""
+    """Return whether the mask is strided and has enough pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
     is_half = dtype is torch.bfloat16
     # `fused` materialises the bias of each tile, so that gathering keys pays off only for more pairs.

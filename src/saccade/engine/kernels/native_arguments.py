@@ -120,7 +120,7 @@ def _bits(inputs: AttentionInputs) -> Tensor:
 
 
 def held_by_bits(inputs: AttentionInputs) -> MemoryUse:
-    """Return the peak bytes that `cached_bits` needs to evaluate the mask, and the bytes of its result."""
+    """Return the peak memory that `cached_bits` needs to evaluate the mask, and the memory of its result, in bytes."""
     words = 8 * math.prod(_shape_of_bits(inputs))
     held = Probe(inputs).held("bits", next(_row_tiles(inputs)), allowed)
     return MemoryUse(words + held.most, words)
@@ -302,7 +302,7 @@ def chunks_of(inputs: AttentionInputs) -> int:
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int, dtype: torch.dtype) -> int:
-    """Return the peak bytes of the compiled kernel's backward pass, including gradients and copies in ``dtype``."""
+    """Return the peak memory of the compiled kernel's backward pass, in bytes, with gradients and ``dtype`` copies."""
     (batch, heads, q_len, kv_len), kv_heads = inputs.shape, inputs.key.shape[1]
     rows, widths = batch * heads * q_len, (_padded_width(inputs.query.shape[3]), _padded_width(value_dim))
     of_keys = 4 * batch * kv_heads * kv_len * sum(widths)
@@ -344,7 +344,7 @@ def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | N
 
 
 def _held_by_bias(bias: Term, distances: int) -> MemoryUse:
-    """Return the peak bytes of `_bias_rows`, and the bytes of its result."""
+    """Return the peak memory of `_bias_rows` and the memory of its result, in bytes."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         read = (8 + 4 * source.shape[0] * source.shape[1]) * distances

@@ -25,7 +25,7 @@ class Reference(Kernel):
     name = "reference"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of dense attention, with all pairs and the peak bytes of the dense tensors."""
+        """Return the cost of dense attention, with all pairs and the peak memory of the dense tensors, in bytes."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.dtype.itemsize + inputs.compute_dtype.itemsize)
         dropped = Dropped(dropout_p, 0) if dropout_p else None

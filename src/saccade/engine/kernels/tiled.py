@@ -61,7 +61,7 @@ class Tiled(KernelWithBackward):
         return cost_of(inputs, value_dim, dropout_p)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the tiled kernel's backward pass."""
+        """Return the peak memory of the tiled kernel's backward pass, in bytes."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -217,7 +217,7 @@ def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> 
 
 
 class _Block(NamedTuple):
-    """A block of complete rows of scores, with the queries, keys and values that it is computed from."""
+    """A block of complete rows in the tiled kernel: its scores, and the queries, keys and values they come from."""
 
     tile: Tile
     query: Tensor

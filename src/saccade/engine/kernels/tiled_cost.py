@@ -77,7 +77,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of the tiled kernel's backward pass, including gradients."""
+    """Return the peak memory of the tiled kernel's backward pass, in bytes, including gradients."""
     (batch, heads, q_len, kv_len), item, wide = inputs.shape, inputs.query.dtype.itemsize, inputs.compute_dtype.itemsize
     widths = inputs.query.shape[3] + value_dim
     of_query = batch * heads * q_len * inputs.query.shape[3]

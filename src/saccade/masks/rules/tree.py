@@ -147,6 +147,7 @@ def _spans(ranges: tuple[Ints, Ints], is_used: np.ndarray[Any, Any], keys: KeyDo
 
 
 def _parents_of_item(row: object) -> tuple[int, ...]:
+    """Check the parents of the tokens of one batch item, and return them as ints."""
     parents = items_of("parents", row, _RULE)
     if parents and are_integers(parents) and min(parents) >= -1 and max(parents) < len(parents):
         values = np.asarray(parents, dtype=np.int64)

@@ -60,7 +60,7 @@ class TreePaths:
         return len(self.parents)
 
     def cuts(self) -> Ints:
-        """Return the first token of each long run, and the first token after it."""
+        """Return the rows at which a plan should cut: the first token of each long run, and the first after it."""
         is_long = self._ends - self._starts >= _LONG
         return np.unique(np.concatenate([self._starts[is_long], self._ends[is_long]]))
 
@@ -147,6 +147,7 @@ class TreePaths:
         return group[is_last], token[is_last]
 
     def _lowest_roots(self, first: Ints, last: Ints) -> Ints:
+        """Return the smallest index of a root above the rows of each group."""
         return _over_rows(np.minimum, self._root, first, last)
 
     @cached_property

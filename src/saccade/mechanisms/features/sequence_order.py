@@ -149,10 +149,10 @@ def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: T
 
 
 def check_in_order(visible: Visible, q_len: int, kv_len: int) -> None:
-    """Raise an error unless keys are sorted by position and the queries belong to the last keys.
+    """Raise an error unless a recurrence can run in the given order: keys sorted by position, queries last.
 
     Raises:
-        UnsupportedError: they are not, or the positions cannot be read.
+        UnsupportedError: it cannot, or the positions cannot be read.
     """
     if not Order.of(visible, q_len, kv_len).is_sorted:
         return

@@ -45,7 +45,16 @@ def block_sparse(
     check_int("block_size", block_size)
     settings = {"block_size": block_size, "indices": indices, "names": dict(names or {}), "output": output}
     cases = _cases(block_size)
-    return Form(check_kernel_callable(kernel), run, _why, settings, tuple(offers), gqa, (blocks_of_mask,), cases=cases)
+    return Form(
+        check_kernel_callable(kernel),
+        run,
+        _reasons_against,
+        settings,
+        tuple(offers),
+        gqa,
+        (blocks_of_mask,),
+        cases=cases,
+    )
 
 
 def run(
@@ -63,7 +72,7 @@ def run(
 ) -> Tensor:
     """Convert the mask to the kernel's block arguments, call the kernel, and return its output."""
     blocks = blocks_of_mask(mask, block_size)
-    assert blocks is not None  # `_why` excludes such masks
+    assert blocks is not None  # `_reasons_against` excludes such masks
     keywords: dict[str, Any] = {"block_mask": blocks}
     if indices:
         first = torch.sort(blocks.to(torch.int8), dim=-1, descending=True, stable=True).indices
@@ -86,7 +95,7 @@ def blocks_of_mask(mask: Tensor, size: int) -> Tensor | None:
     return some if torch.equal(sure, some) else None
 
 
-def _why(
+def _reasons_against(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_size: int, **settings: object
 ) -> tuple[str, ...]:
     """Return the reasons why the kernel cannot take the inputs, such as a mask that splits a block; empty if it can."""

@@ -50,7 +50,9 @@ def c_function(
         if symbol is not None and not hasattr(loaded, symbol):
             raise value_error(argument, "be a function of the library", repr(symbol))
     settings = {"name": name, "dtype": dtype, "backward": backward}
-    return Form(loaded, run, _why, settings, ("scale",), gradients=backward is not None, parts=(CCall, call_c))
+    return Form(
+        loaded, run, _reasons_against, settings, ("scale",), gradients=backward is not None, parts=(CCall, call_c)
+    )
 
 
 def run(
@@ -109,7 +111,7 @@ class CCall(torch.autograd.Function):
         return None, None, *changes, None, None
 
 
-def _why(
+def _reasons_against(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, name: str, dtype: str, backward: object
 ) -> tuple[str, ...]:
     """Return the reasons why the C function cannot take the inputs; empty if it can."""

@@ -64,7 +64,7 @@ def layout(
     check_choice("masks", masks, ("bool", "additive", "causal", "window", "none"))
     settings = {"order": order, "masks": masks, "mask_name": mask_name, "names": dict(names or {}), "output": output}
     parts = (distances, in_band, band_of, one_mask, _unbatched, _mask_arguments)
-    return Form(check_kernel_callable(kernel), run, _why, settings, tuple(offers), gqa, parts)
+    return Form(check_kernel_callable(kernel), run, _reasons_against, settings, tuple(offers), gqa, parts)
 
 
 def run(
@@ -140,7 +140,7 @@ def _mask_arguments(
     return [], keywords | ({"window_size": (left, right)} if masks == "window" else {})
 
 
-def _why(
+def _reasons_against(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, order: str, masks: str, **settings: object
 ) -> tuple[str, ...]:
     """Return the reasons why the kernel cannot take the inputs; empty if it can."""

@@ -42,7 +42,7 @@ def paged(
     chosen = {"scale": "softmax_scale"} | dict(names or {})
     settings = {"page_size": page_size, "stale": stale, "names": chosen, "output": output}
     parts = (distances, in_band, of_items, lengths_of)
-    return Form(check_kernel_callable(kernel), run, _why, settings, tuple(offers), gqa, parts)
+    return Form(check_kernel_callable(kernel), run, _reasons_against, settings, tuple(offers), gqa, parts)
 
 
 def run(
@@ -100,7 +100,7 @@ def lengths_of(mask: Tensor) -> tuple[list[int], bool] | None:
     return None
 
 
-def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: object) -> tuple[str, ...]:
+def _reasons_against(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: object) -> tuple[str, ...]:
     """Return the reasons why a kernel with a paged cache cannot take the inputs; empty if it can."""
     if 0 in mask.shape:
         return ("takes no empty inputs",)

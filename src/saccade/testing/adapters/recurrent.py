@@ -68,7 +68,7 @@ def recurrent(
     return Form(
         check_kernel_callable(kernel),
         run,
-        _why,
+        _reasons_against,
         settings,
         offers,
         gqa=False,
@@ -198,7 +198,7 @@ def _call(
     return put(out), final
 
 
-def _why(
+def _reasons_against(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, returns_state: bool, **settings: object
 ) -> tuple[str, ...]:
     """Return the reasons why a recurrent kernel cannot take the inputs; empty if it can."""

@@ -35,7 +35,7 @@ def score_mod(
         output: index of the output in the tuple that the kernel returns; None if it returns one tensor.
     """
     settings = {"block_mask": block_mask, "names": dict(names or {}), "output": output}
-    return Form(check_kernel_callable(kernel), run, _why, settings, offers, gqa)
+    return Form(check_kernel_callable(kernel), run, _reasons_against, settings, offers, gqa)
 
 
 def run(
@@ -76,7 +76,7 @@ def run(
     return out
 
 
-def _why(
+def _reasons_against(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_mask: bool, **settings: object
 ) -> tuple[str, ...]:
     """Return a reason if the inputs are empty and the kernel takes torch's ``BlockMask``; an empty tuple otherwise."""

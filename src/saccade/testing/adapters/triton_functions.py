@@ -30,7 +30,7 @@ def triton_function(kernel: Any, *, block_q: int = 16, constants: Mapping[str, A
         constants: further constants, such as ``{"BLOCK_KV": 32}``.
     """
     settings = {"block_q": check_int("block_q", block_q), "constants": dict(constants or {})}
-    return Form(kernel, run, _why, settings, ("scale",), gradients=False)
+    return Form(kernel, run, _reasons_against, settings, ("scale",), gradients=False)
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
     return out
 
 
-def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: object) -> tuple[str, ...]:
+def _reasons_against(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: object) -> tuple[str, ...]:
     """Return the reasons why the Triton function cannot take the inputs; empty if it can."""
     reasons = []
     if 0 in mask.shape:

@@ -44,7 +44,7 @@ def varlen(
     chosen = {"scale": "softmax_scale"} | dict(names or {})
     settings = {"windows": windows, "tail": tail, "names": chosen, "output": output}
     parts = (distances, in_band, of_items, blocks_of, band_of_blocks)
-    return Form(check_kernel_callable(kernel), run, _why, settings, tuple(offers), gqa, parts)
+    return Form(check_kernel_callable(kernel), run, _reasons_against, settings, tuple(offers), gqa, parts)
 
 
 def run(
@@ -62,7 +62,7 @@ def run(
 ) -> Tensor:
     """Pack the documents of all batch items, call the kernel, and unpack its output. Rows of omitted tokens are 0."""
     items = of_items(mask)
-    assert items is not None  # `_why` excludes such masks
+    assert items is not None  # `_reasons_against` excludes such masks
     documents = [blocks_of(item) for item in items]
     band = band_of_blocks(items, documents) or (-1, -1)
     count, rows, columns = [], list[Tensor](), list[Tensor]()
@@ -87,7 +87,7 @@ def run(
     return whole.unflatten(0, (batch, q_len)).transpose(1, 2)
 
 
-def _why(
+def _reasons_against(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, windows: bool, **settings: object
 ) -> tuple[str, ...]:
     """Return the reasons why packed sequences cannot represent the mask; empty if they can."""

@@ -33,7 +33,7 @@ _MASKS: dict[str, Callable[[int], Mask]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Choices:
-    """A claim that lists values, such as dtypes.
+    """A claim tried value by value, such as dtypes.
 
     Attributes:
         claim: the field of `Declaration`.

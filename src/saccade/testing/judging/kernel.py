@@ -17,7 +17,7 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.language import Message, joined
 from saccade.testing.adapters import FORMS, Form
 from saccade.testing.case import Case
-from saccade.testing.conformance import refusal, trials, try_law
+from saccade.testing.conformance import result_if_not_run, trials, try_law
 from saccade.testing.drawn_cases import drawn, is_drawn
 from saccade.testing.judging.declaration import DTYPES, Declaration
 from saccade.testing.judging.fitting import fitted
@@ -154,7 +154,7 @@ class Kernel:
             """Return the result of a trial that need not run; None if it must run."""
             if law.non_finite and not self.declaration.non_finite:
                 return Result(law.name, case.name, dtype, "not offered", Message("claims nothing about NaN and inf"))
-            declined = refusal(subject, law, case, dtype)
+            declined = result_if_not_run(subject, law, case, dtype)
             if declined is not None or law.needs is None:  # such a law is about what the kernel declines
                 return declined
             why = reasons_against(case, dtype)

@@ -13,7 +13,9 @@ _MASKS = ("mask", "attn_mask", "attention_mask")
 
 
 def mask_settings(kernel: Callable[..., Any]) -> dict[str, str]:
-    """Return how a kernel takes its mask, as settings of the layout form; {} for a mask as the fourth argument.
+    """Infer from a kernel's signature how it takes its mask, as settings for the `layout` adapter.
+
+    The settings are {} if the mask is simply the fourth argument.
 
     - A parameter such as ``attn_mask`` that is not the fourth is passed by its name.
     - With a flag ``causal`` or ``is_causal`` and no mask, the flag is used, with ``window_size`` if there is one.

@@ -2,13 +2,13 @@
 
 from saccade.testing.laws import (
     buffers,
-    calls,
     declarations,
     definition,
     global_state,
     invariance,
     locality,
     program_behaviour,
+    repeated_calls,
     sizes,
     unusual_values,
 )
@@ -25,5 +25,11 @@ LAWS: tuple[Law, ...] = (
     *declarations.LAWS,
 )
 
-SIZE_LAWS: tuple[Law, ...] = (*sizes.LAWS, *unusual_values.LAWS, *buffers.LAWS, *calls.LAWS, *global_state.LAWS)
+SIZE_LAWS: tuple[Law, ...] = (
+    *sizes.LAWS,
+    *unusual_values.LAWS,
+    *buffers.LAWS,
+    *repeated_calls.LAWS,
+    *global_state.LAWS,
+)
 """Laws at the sizes of real models, with their own cases."""

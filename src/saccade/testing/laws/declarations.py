@@ -97,7 +97,7 @@ def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
     If the function gives reasons in advance, the error must have the same reasons.
     """
-    control = _control(subject, case, dtype)
+    control = _control_trial(subject, case, dtype)
     if not control.missing(subject) and not control.reasons(subject):
         control.run(subject, subject.function)  # a function that refuses even this refuses everything
     for trial in _trials(subject, case, dtype):
@@ -170,8 +170,8 @@ def _expect_refusal(
             raise LawBroken(Message("{what}, but it returned a wrong result", what=what))
 
 
-def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
-    """Build the trial of a case without options, which every subject must accept."""
+def _control_trial(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
+    """Build the control trial: a case without special options, which every subject must accept."""
     problem = case.problem(dtype, subject.device)
     problem = problem if "gqa" in subject.offers else problem.ungrouped()
     plain = problem.but(**dict.fromkeys((*OPTIONS, "q_positions", "kv_positions")))

@@ -13,7 +13,7 @@ from saccade.support.language import Message
 from saccade.testing.case import Case, seeded
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.largest_tensor import largest_tensor
-from saccade.testing.laws import applicability, buffers, calls
+from saccade.testing.laws import applicability, buffers, repeated_calls
 from saccade.testing.laws.backward import gradients
 from saccade.testing.laws.expect import close, holds
 from saccade.testing.laws.law import law
@@ -77,4 +77,4 @@ def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     holds(exponent <= claimed + 0.25, Message("{sentence}, not {claimed:.2f}", sentence=sentence, claimed=claimed))
 
 
-LAWS = (buffers.pure, calls.determinism, buffers.strides, zero_lengths, cost)
+LAWS = (buffers.pure, repeated_calls.determinism, buffers.strides, zero_lengths, cost)

@@ -30,7 +30,7 @@ class Strong(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StrongestPairs(Statistic[Strong, Strong]):
-    """A statistic that finds the strongest keys of each query and the strongest queries of each key, as `Strong`.
+    """A statistic for pages: the strongest keys of each query and the strongest queries of each key, as `Strong`.
 
     Args:
         k: number of weights for each query and key.
