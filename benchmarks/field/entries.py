@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from benchmarks.field.compiled_flex import COMPILED, FEW
+from benchmarks.field.fla_naive import FLA_NAIVE
+from benchmarks.field.ggml import GGML
 from benchmarks.field.runtimes import ONNX_RUNTIME, OPENVINO
 from benchmarks.field.sdpa_backends import CPU, CUDA
 from benchmarks.field.transformers_attention import TRANSFORMERS
@@ -27,12 +29,14 @@ class Entry:
         peer: the function.
         devices: where it runs.
         only: names of laws and of cases at the sizes of models to try; None for all.
+        longest: the largest number of keys to try at the sizes of models; None for no limit.
     """
 
     package: str
     peer: Peer
     devices: tuple[str, ...] = ("cpu",)
     only: tuple[str, ...] | None = None
+    longest: int | None = None
 
     @property
     def key(self) -> str:
@@ -46,9 +50,9 @@ _LIBRARIES: tuple[Library, ...] = (
     LOCAL_ATTENTION,
     PERFORMER,
     dataclasses.replace(FLA, peers=FLA.peers[:3]),  # its gated forms are in the tables of benchmarks.peers
-    ONNX_RUNTIME,
-    OPENVINO,
 )
+_RUNTIMES: tuple[Library, ...] = (ONNX_RUNTIME, OPENVINO, GGML)
+_STEPS = 130  # a recurrence in Python keeps a state for every token until its backward pass
 
 ENTRIES = (
     *(Entry("torch", peer) for peer in CPU),
@@ -56,5 +60,7 @@ ENTRIES = (
     *(Entry("torch", peer, ("cpu", "cuda")) for peer in FLEX.peers),
     Entry("torch", COMPILED, ("cpu", "cuda"), only=FEW),
     *(Entry(library.package, peer) for library in _LIBRARIES for peer in library.peers),
+    *(Entry(FLA_NAIVE.package, peer, longest=_STEPS) for peer in FLA_NAIVE.peers),
+    *(Entry(library.package, peer) for library in _RUNTIMES for peer in library.peers),
 )
 """The entries in the order of the table."""

@@ -15,7 +15,7 @@ from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws import LAWS, SIZE_LAWS, Law
 from saccade.testing.report import Result
 
-__all__ = ["CASES", "SEED", "SIZES", "judged"]
+__all__ = ["CASES", "SEED", "SIZES", "is_tried", "judged"]
 
 SEED = 0
 _MASKED = ("causal", "causal-extend", "causal-decode", "window-past", "padding", "documents", "nothing")
@@ -44,19 +44,20 @@ def judged(entry: Entry, device: str = "cpu") -> dict[str, Any]:
 
 def _results(entry: Entry, law: Law, device: str) -> Iterator[Result]:
     peer = entry.peer
-    subject = Subject(peer.function, with_lse=peer.with_lse, gqa=peer.gqa, device=device)
+    subject = Subject(peer.function, with_lse=peer.with_lse, gqa=peer.gqa, gradients=peer.gradients, device=device)
     own = [case for case in peer.cases() if case.name in CASES or peer.definition is not None]
     is_free = law.dtypes is None or peer.dtype in law.dtypes
     now = dataclasses.replace(law, dtypes=(peer.dtype,)) if is_free else law
     for _, case, dtype in trials([now], own, [peer.dtype], SEED):
         tried = peer.case_for(law, case)
-        if law in SIZE_LAWS and not _is_tried(entry, case):
+        if law in SIZE_LAWS and not is_tried(entry, case):
             continue
         if tried is not None:
             yield try_law(subject, law, tried, dtype)
 
 
-def _is_tried(entry: Entry, case: Case) -> bool:
+def is_tried(entry: Entry, case: Case) -> bool:
     """Return whether an entry is tried on a case at the sizes of models."""
     is_small = case.batch * case.num_heads * case.q_len * case.kv_len <= _MOST
-    return is_small and (entry.only is None or case.name in entry.only)
+    is_short = entry.longest is None or case.kv_len <= entry.longest
+    return is_small and is_short and (entry.only is None or case.name in entry.only)

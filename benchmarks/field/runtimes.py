@@ -10,12 +10,12 @@ from torch import Tensor
 
 from benchmarks.peers.peer import Library, Peer, imported
 
-__all__ = ["ONNX_RUNTIME", "OPENVINO", "by_onnx_runtime", "by_openvino"]
+__all__ = ["ONNX_RUNTIME", "OPENVINO", "by_onnx_runtime", "by_openvino", "check_inputs"]
 
 
 def by_onnx_runtime(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
     """Run the operator ``Attention`` of ONNX with a bool mask."""
-    _check(query, key, value)
+    check_inputs(query, key, value)
     if scale == 0.0:
         raise NotImplementedError("takes no scale of 0")
     arrays = {name: x.detach().numpy() for name, x in zip("qkvm", (query, key, value, mask), strict=True)}
@@ -24,7 +24,7 @@ def by_onnx_runtime(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, 
 
 def by_openvino(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
     """Run the operation ``ScaledDotProductAttention`` of OpenVINO with a bool mask."""
-    _check(query, key, value)
+    check_inputs(query, key, value)
     factor = query.shape[3] ** -0.5 if scale is None else scale
     inputs = [x.detach().contiguous().numpy() for x in (query, key, value, mask, torch.tensor(factor))]
     return torch.from_numpy(_compiled()(inputs)[0].copy())
@@ -57,7 +57,7 @@ def _compiled() -> Any:
     return openvino.Core().compile_model(openvino.Model([out], inputs), "CPU", settings)
 
 
-def _check(*tensors: Tensor) -> None:
+def check_inputs(*tensors: Tensor) -> None:
     """Raise for what the runtimes do not take."""
     if any(x.dtype != torch.float32 for x in tensors):
         raise NotImplementedError("computes float32 alone here")
@@ -68,6 +68,10 @@ def _check(*tensors: Tensor) -> None:
 
 
 ONNX_RUNTIME = Library(
-    "onnxruntime", "onnxruntime", (Peer("ONNX Attention", by_onnx_runtime, gqa=True, dtype=torch.float32),)
+    "onnxruntime",
+    "onnxruntime",
+    (Peer("ONNX Attention", by_onnx_runtime, gqa=True, gradients=False, dtype=torch.float32),),
 )
-OPENVINO = Library("openvino", "openvino", (Peer("ScaledDotProductAttention", by_openvino, dtype=torch.float32),))
+OPENVINO = Library(
+    "openvino", "openvino", (Peer("ScaledDotProductAttention", by_openvino, gradients=False, dtype=torch.float32),)
+)

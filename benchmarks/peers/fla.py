@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from functools import cache, partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -18,17 +19,17 @@ from saccade.testing import shared_masks
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 
-__all__ = ["FLA", "delta", "linear", "naive"]
+__all__ = ["FLA", "causal_cases", "delta", "linear", "naive"]
 
 
 @cache
 def naive(name: str) -> ModuleType:
-    """Load ``fla.ops.<name>.naive`` without the packages around it."""
-    package = importlib.util.find_spec("fla")
+    """Load ``naive.py`` of a folder of ``fla.ops`` without the packages around it."""
+    package = PathFinder.find_spec("fla")
     if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("fla is not installed: pip install fla-core", name="fla")
     path = Path(package.submodule_search_locations[0], "ops", name, "naive.py")
-    spec = importlib.util.spec_from_file_location(f"_fla_{name}_naive", path)
+    spec = importlib.util.spec_from_file_location(f"_fla_{name.replace('/', '_')}_naive", path)
     assert spec is not None  # a Python file always has a spec
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -133,7 +134,8 @@ def _earlier(query: Tensor, key: Tensor, mask: Tensor) -> int:
     return key.shape[2] - query.shape[2]
 
 
-def _cases() -> tuple[Case, ...]:
+def causal_cases() -> tuple[Case, ...]:
+    """Return causal cases of a few tokens, and one of 70, more than a chunk."""
     long = Case("causal-70", *shared_masks.CAUSAL, batch=1, num_heads=2, num_kv_heads=1, q_len=70, kv_len=70)
     return (*named("one-token", "causal", "causal-extend", "causal-decode", "widths-differ"), long)
 
@@ -152,7 +154,7 @@ FLA = Library(
             "naive_recurrent_linear_attn(q, k, v, normalize=True)",
             recurrent_linear,
             dtype=torch.float32,
-            cases=_cases,
+            cases=causal_cases,
             definition=linear,
             left_out=_NOT_OF_SUMS,
         ),
@@ -160,7 +162,7 @@ FLA = Library(
             "delta_rule_recurrence(q, k, v, beta)",
             recurrent_delta,
             dtype=torch.float32,
-            cases=_cases,
+            cases=causal_cases,
             definition=partial(delta, gated=False),
             left_out=_NOT_OF_RULES,
         ),
@@ -169,7 +171,7 @@ FLA = Library(
                 f"{form}(q, k, v, beta, g)",
                 partial(gated_delta, form=form),
                 dtype=torch.float32,
-                cases=_cases,
+                cases=causal_cases,
                 definition=partial(delta, gated=True),
                 left_out=_NOT_OF_RULES,
             )

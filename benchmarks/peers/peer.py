@@ -65,6 +65,7 @@ class Peer:
             library cannot express.
         with_lse: the same returning ``(out, lse)``, or None.
         gqa: accepts fewer key heads than query heads.
+        gradients: has a backward pass.
         dtype: of the inputs; float32 for functions that always compute in float32.
         cases: returns the cases to try.
         definition: replaces softmax attention as the truth, if set.
@@ -75,6 +76,7 @@ class Peer:
     function: Callable[..., Tensor]
     with_lse: Callable[..., tuple[Tensor, Tensor]] | None = None
     gqa: bool = False
+    gradients: bool = True
     dtype: torch.dtype = torch.float64
     cases: Callable[[], Sequence[Case]] = kit_cases
     definition: Definition | None = None
@@ -85,7 +87,7 @@ class Peer:
 
     def subject(self) -> Subject:
         """Return the peer as a function under test."""
-        return Subject(self.function, with_lse=self.with_lse, gqa=self.gqa)
+        return Subject(self.function, with_lse=self.with_lse, gqa=self.gqa, gradients=self.gradients)
 
     def case_for(self, law: Law, case: Case) -> Case | None:
         """Return the case to try on the peer, or None if the law does not apply to it."""

@@ -8,6 +8,7 @@ import pytest
 _CORE = """
 import sys
 import torch, numpy
+import torch.utils.flop_counter  # imports triton where it is installed
 before = {name.partition(".")[0] for name in sys.modules}
 import saccade
 after = {name.partition(".")[0] for name in sys.modules} - before - set(sys.stdlib_module_names)
@@ -35,6 +36,19 @@ def _run(code: str) -> str:
 @pytest.mark.ci
 def test_core_needs_torch_and_numpy_only() -> None:
     assert _run(_CORE) == "['saccade']"
+
+
+_UNCOMPILED = """
+import sys
+import saccade.testing.judging, saccade.auditing, saccade.recording, saccade.distributed
+import saccade.integrations.transformers
+print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.ci
+def test_no_module_imports_the_compiler() -> None:
+    assert _run(_UNCOMPILED) == "False"  # it takes a second
 
 
 @pytest.mark.ci

@@ -83,14 +83,16 @@ def of_functions(q, k, v, *, score_mod, mask_mod, scale):
 def step_by_step(rule):
     """A recurrence of flash-linear-attention's arguments, token by token."""
 
-    def kernel(q, k, v, beta=None, g=None, initial_state=None, output_final_state=True):
+    def kernel(q, k, v, beta=None, g=None, initial_state=None, output_final_state=True, a=None, b=None):
         state = v.new_zeros(len(q), q.shape[2], q.shape[3], v.shape[3]) if initial_state is None else initial_state
         outs = []
         for i in range(q.shape[1]):
             key, value = k[:, i, :, :, None], v[:, i, :, None]
+            moved = 0.0 if a is None else torch.einsum("bhk,bhd,bhde->bhke", b[:, i], a[:, i], state)
             if g is not None:
                 state = state * (g[:, i] if g.dim() == 4 else g[:, i, :, None])[..., None].exp()
-            if rule in ("delta", "gated_delta"):
+            state = state + moved
+            if rule in ("delta", "gated_delta", "kda"):
                 value = value - (key * state).sum(2, keepdim=True)
             state = state + key * value * (1.0 if beta is None else beta[:, i, :, None, None])
             outs.append((q[:, i, :, :, None] * state).sum(2) * q.shape[3] ** -0.5)
@@ -127,6 +129,8 @@ RIGHT = {
     "gla": adapters.recurrent(step_by_step("gla"), "gla"),
     "delta": adapters.recurrent(step_by_step("delta"), "delta"),
     "gated_delta": adapters.recurrent(step_by_step("gated_delta"), "gated_delta"),
+    "kda": adapters.recurrent(step_by_step("kda"), "kda"),
+    "rwkv7": adapters.recurrent(step_by_step("rwkv7"), "rwkv7"),
     "ssd": adapters.recurrent(ssd, "ssd"),
 }
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from tests.testing.right_kernels_of_forms import RIGHT, flash, from_pages, packed, step_by_step
+from tests.testing.right_kernels_of_forms import RIGHT, attend, flash, from_pages, packed, step_by_step
 
 from saccade.support.errors import UnsupportedError
 from saccade.testing import LAWS, adapters
@@ -48,6 +48,8 @@ WRONG = {
     "gla": lambda q, k, v, g, **more: step_by_step("gla")(q, k, v, g=g.mean(-1), **more),
     "delta": step_by_step("linear"),
     "gated_delta": lambda q, k, v, initial_state, **more: step_by_step("gated_delta")(q, k, v, **more),
+    "kda": lambda q, k, v, g, **more: step_by_step("kda")(q, k, v, g=g.mean(-1), **more),
+    "rwkv7": lambda q, k, v, a, b, **more: step_by_step("rwkv7")(q, k, v, a=b, b=a, **more),
 }
 
 
@@ -66,6 +68,58 @@ def test_block_sparse_kernels_that_read_the_wrong_blocks_break_the_definition():
     assert len(report.broken) == 4, report
 
 
+class _Launched:
+    """A kernel that is launched on a grid, like a function of Triton: each program writes some rows of one head."""
+
+    def __init__(self, shift=0):
+        self.shift = shift
+
+    def __getitem__(self, grid):
+        def launch(
+            q, k, v, mask, out, heads, kv_heads, q_len, kv_len, scale, *, HEAD_DIM, VALUE_DIM, BLOCK_Q, BLOCK_KV
+        ):
+            assert (mask.dtype, BLOCK_KV, q.shape[3], v.shape[3]) == (torch.int8, 8, HEAD_DIM, VALUE_DIM)
+            assert (k.shape[2], out.isnan().all()) == (kv_len, True)
+            queries, masks, outs = (x.view(-1, q_len, x.shape[3]) for x in (q, mask, out))
+            keys, values = (x.view(-1, kv_len, x.shape[3]) for x in (k, v))
+            for block in range(grid[0]):
+                rows = slice(block * BLOCK_Q + self.shift, block * BLOCK_Q + BLOCK_Q)
+                for head in range(grid[1]):
+                    of = head // heads * kv_heads + head % heads // (heads // kv_heads)
+                    three = (queries[head, rows], keys[of], values[of])
+                    whole = attend(*(x[None, None] for x in three), masks[None, None, head, rows] == 1, scale=scale)
+                    outs[head, rows] = whole[0, 0]
+
+        return launch
+
+
+def _launched(**options):
+    return adapters.triton_function(_Launched(**options), block_q=4, constants={"BLOCK_KV": 8})
+
+
+def test_a_kernel_launched_on_a_grid_is_right_without_triton_too():
+    form = _launched()
+    report = form.check(laws=[law for law in LAWS if law.name in QUICK], **FEW)
+    assert report.ok, report
+    assert {result.case for result in report.kept if result.law == "oracle"} >= {"causal", "padding", "window-past"}
+    assert {result.law for result in _launched(shift=1).check(laws=["oracle"], **FEW).broken} == {"oracle"}
+
+
+@pytest.mark.parametrize("law", ["isolation", "empty_rows"])
+def test_laws_check_the_output_of_a_kernel_without_gradients(law):
+    report = _launched().check(laws=[law], cases=["window-past", "nothing", "padding"], dtypes=[torch.float32], seed=0)
+    assert report.ok, report
+    assert report.kept
+
+
+def test_a_kernel_launched_on_a_grid_refuses_what_it_cannot_take():
+    query = torch.randn(1, 2, 4, 6, requires_grad=True)
+    with pytest.raises(UnsupportedError, match=r"no gradients(.|\n)*powers of two"):
+        _launched()(query, query, query, torch.ones(1, 2, 4, 4, dtype=torch.bool))
+    with pytest.raises(UnsupportedError, match="no empty inputs"):
+        _launched()(query[:0], query[:0], query[:0], torch.ones(0, 2, 4, 4, dtype=torch.bool))
+
+
 @torch.library.custom_op("saccade_tests::right", mutates_args=())
 def _right_op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return RIGHT["bhld"].kernel(query, key, value, mask)
@@ -77,6 +131,11 @@ def test_an_operation_without_a_fake_implementation_fails_the_checks_of_torch_li
     form = adapters.operator("saccade_tests::right")
     report = form.check(laws=list(form.laws), **FEW)
     assert report.broken[0].law == "opcheck"
+
+
+def test_heads_of_a_state_space_model_differ_in_their_rates_so_no_law_reverses_them():
+    assert "heads" in RIGHT["ssd"].left_out
+    assert "heads" not in RIGHT["gla"].left_out
 
 
 def test_inputs_that_a_form_cannot_express_are_refused_with_the_reason():

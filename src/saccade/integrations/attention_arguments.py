@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from saccade.integrations.lazy_mask import Placed
 from saccade.support.errors import unsupported
-from saccade.support.torch_modes import is_tracing
+from saccade.support.torch_modes import constant_result, is_tracing
 
 # A test searches the sources of transformers for arguments that are missing from these tables.
 SUPPORTED = frozenset(
@@ -89,7 +88,7 @@ def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) ->
         raise unsupported(type(module).__name__, reasons, hint=hint)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_result
 def _is_read(files: tuple[str, ...], name: str) -> bool:
     """Return whether an attention function in the given source files reads an argument; Dynamo does not trace this."""
     return name in _read_by_functions(files)

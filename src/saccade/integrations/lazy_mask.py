@@ -18,6 +18,7 @@ from saccade.integrations.tensor_masks import both
 from saccade.masks import Dense, Mask
 from saccade.masks.convert.deferred_masks import Unread
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import constant_result
 
 CALLED_AS = "LazyMask"  # the name in error messages
 
@@ -248,7 +249,7 @@ def mask_dtype(config: object, dtype: torch.dtype) -> torch.dtype:
     return torch.bool if config is None or _takes_bool(type(config)) else dtype
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_result
 def _takes_bool(kind: type) -> bool:
     return _all_support(kind, len(sys.modules))
 

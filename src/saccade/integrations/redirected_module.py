@@ -11,6 +11,7 @@ from torch import nn
 from saccade.integrations.redirect_mode import Handler, Site, run_redirected
 from saccade.integrations.swapped_class import SwappedClass, swap_class
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import outside_graph
 
 CALLED_AS = "replace_attention"  # the name in error messages
 
@@ -54,10 +55,9 @@ def _outside_of_graph(module: RedirectedModule, args: Any, kwargs: Any) -> Any:
         reason = "its attention is redirected while it runs, which an exported program cannot contain"
         hint = "export the model before replace_attention"
         raise unsupported(type(module).__name__, [reason], hint=hint)
-    return _run_eagerly(module, args, kwargs)
+    return outside_graph(_run_eagerly, "saccade redirects its attention calls while it runs")(module, args, kwargs)
 
 
-@torch.compiler.disable(reason="saccade redirects its attention calls while it runs")  # type: ignore[untyped-decorator]
 def _run_eagerly(module: RedirectedModule, args: Any, kwargs: Any) -> Any:
     _warn_once()
     return module.forward(*args, **kwargs)

@@ -34,28 +34,28 @@ def called_function(argument: str = "") -> str:
         return "saccade"
     parameter = argument.partition(" ")[0].partition("[")[0].partition("=")[0]
     outermost = match = fallback = ""
-    for frame in _library_frames():
-        receiver = _receiver(frame)
-        name = _public_name(frame, receiver)
+    for frame, receiver, name in _library_frames():
         fallback = fallback or frame.f_globals.get("CALLED_AS", "")
         if name:
             outermost = name
             if parameter in _parameters(frame):
                 match = name
-            elif receiver is not None and parameter in inspect.signature(receiver).parameters:
+            elif parameter and receiver is not None and parameter in inspect.signature(receiver).parameters:
                 match = receiver.__name__
     return match or outermost or fallback or "saccade"
 
 
-def _library_frames() -> Iterator[FrameType]:
-    """Yield the stack frames of the library's functions up to the caller's code, innermost first."""
+def _library_frames() -> Iterator[tuple[FrameType, type | None, str]]:
+    """Yield stack frames with receivers and public names, up to the caller's code, innermost first."""
     frame: FrameType | None = sys._getframe(2)
     is_inside = False
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] == "saccade":
-            is_inside = is_inside or bool(_public_name(frame, _receiver(frame)))
-            yield frame
+            receiver = _receiver(frame)
+            name = _public_name(frame, receiver)
+            is_inside = is_inside or bool(name)
+            yield frame, receiver, name
         elif is_inside and not module.startswith(_TRANSPARENT):
             return
         frame = frame.f_back

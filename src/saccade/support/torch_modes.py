@@ -66,6 +66,15 @@ def outside_graph(function: Callable[P, R], reason: str) -> Callable[P, R]:
     return outside
 
 
+def constant_result(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function that a compiler calls once per graph, and whose result it takes as constant; a decorator.
+
+    Unlike ``torch.compiler.assume_constant_result``, which sets the same mark, it does not import the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def in_backward() -> bool:
     """Return whether autograd is running a backward pass in this thread, as it does to recompute a checkpoint."""
     return torch._C._current_graph_task_id() != -1

@@ -43,7 +43,16 @@ class Surroundings:
                 found.append(Message("torch's {name} is {now}, not {known}", name=Message(name), now=now, known=known))
                 _SETTINGS[name].write(known)
         for owner, names in self.functions.items():
-            for name in [name for name, known in names.items() if vars(owner).get(name) is not known]:
+            current = {name: vars(owner).get(name) for name in names}
+            for name in [name for name, known in names.items() if _original(current[name]) is not _original(known)]:
                 found.append(Message("{name} was replaced by another function", name=f"{owner.__name__}.{name}"))
                 setattr(owner, name, names[name])
         return tuple(found)
+
+
+def _original(function: Any) -> Any:
+    """Return the function itself; for the wrapper that the compiler's import puts around `manual_seed`, the latter."""
+    return _SEED if getattr(function, "__wrapped__", None) is _SEED else function
+
+
+_SEED = torch.random.manual_seed

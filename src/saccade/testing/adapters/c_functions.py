@@ -50,7 +50,9 @@ def c_function(
         if symbol is not None and not hasattr(loaded, symbol):
             raise value_error(argument, "be a function of the library", repr(symbol))
     settings = {"name": name, "dtype": dtype, "backward": backward}
-    return Form(loaded, run, _reasons_against, settings, ("scale",), parts=(CCall, call_c))
+    return Form(
+        loaded, run, _reasons_against, settings, ("scale",), gradients=backward is not None, parts=(CCall, call_c)
+    )
 
 
 def run(

@@ -44,6 +44,7 @@ class Form:
         left_out: names of laws that do not hold for ``truth``.
         laws: additional laws for this form.
         cases: additional cases for this form.
+        gradients: whether the kernel has a backward pass; if not, laws check only the output.
     """
 
     kernel: Any
@@ -57,6 +58,7 @@ class Form:
     left_out: tuple[str, ...] = ()
     laws: tuple[Law, ...] = ()
     cases: tuple[Case, ...] = ()
+    gradients: bool = True
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
         """Run the kernel and return its output ``[batch, heads, q_len, value_dim]``."""
@@ -103,6 +105,7 @@ class Form:
                 adapter = self.run.__module__.rpartition(".")[2].removesuffix("s")
                 hint = f"adapters.{adapter}(kernel, {name}={options[name]!r}).check()"
                 raise type_error(name, f"be passed to the adapter, as in {hint}", f"check({name}={options[name]!r})")
+        options.setdefault("gradients", self.gradients)
         given = options.pop("laws", None)
         laws = self.laws_to_check() if given is None else [self.law_with_definition(law) for law in given]
         if options.get("cases") is not None or self.truth is not None or self.cases:

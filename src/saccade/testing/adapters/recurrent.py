@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from saccade.support.validation import check_choice
 from saccade.testing.adapters.calling_convention import Form, check_kernel_callable
 
-Rule = Literal["linear", "gla", "delta", "gated_delta", "ssd"]
-RULES: tuple[Rule, ...] = ("linear", "gla", "delta", "gated_delta", "ssd")
+Rule = Literal["linear", "gla", "delta", "gated_delta", "kda", "rwkv7", "ssd"]
+RULES: tuple[Rule, ...] = ("linear", "gla", "delta", "gated_delta", "kda", "rwkv7", "ssd")
 _INAPPLICABLE_LAWS = ("gradcheck", "half_precision", "ones", "key_order", "large_scores", "gqa", "zero_lengths")
 
 
@@ -36,12 +36,16 @@ def recurrent(
     - "delta": ``beta [batch, len, heads]``, :math:`S_t = S_{t-1} + \beta_t k_t (v_t - S_{t-1}^T k_t)^T`;
     - "gated_delta": ``g`` and ``beta``, ``[batch, len, heads]``, with :math:`e^{g_t} S_{t-1}` in place of
       :math:`S_{t-1}`;
+    - "kda": the same with ``g [batch, len, heads, head_dim]``, as in Kimi Delta Attention;
+    - "rwkv7": ``a``, ``b`` and ``g``, ``[batch, len, heads, head_dim]``,
+      :math:`S_t = (\mathrm{diag}(e^{g_t}) + b_t a_t^T) S_{t-1} + k_t v_t^T`;
     - "ssd": ``kernel(x, dt, A, B, C, initial_states=, return_final_states=)``, as in Mamba-2, where C is the query, B
       the key, x the value, ``dt [batch, len, heads]`` and ``A [heads]``: :math:`S_t = e^{dt_t A} S_{t-1} + dt_t B_t
       x_t^T`.
 
     The output is :math:`s S_t^T q_t`, where s is 1 for "ssd" and ``head_dim ** -0.5`` for the other rules. Gates are
-    computed from the keys, and the keys of delta rules are normalised to norm 1. If there are more keys than queries,
+    computed from the keys, and the keys of delta rules are normalised to norm 1; in "rwkv7", a is the normalised key
+    times -1, and b is the normalised key times a rate for each channel. If there are more keys than queries,
     the kernel first runs on the earlier keys, and the state that it returns is the initial state of a second call.
 
     Args:
@@ -70,7 +74,7 @@ def recurrent(
         gqa=False,
         parts=(gates, recurrence, _call),
         truth=truth,
-        left_out=_INAPPLICABLE_LAWS,
+        left_out=(*_INAPPLICABLE_LAWS, *(("heads",) if rule == "ssd" else ())),  # the rate of a head is its number
     )
 
 
@@ -91,17 +95,22 @@ def truth(
 
 
 def gates(key: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys, write strengths ``[batch, heads, len]`` and log decays ``[batch, heads, len, 1 | head_dim]``."""
+    """Return keys, write strengths ``[batch, heads, len]`` and log decays ``[batch, heads, len, 1 | head_dim]``.
+
+    The write strengths of "rwkv7" are its rates ``[batch, heads, len, head_dim]``.
+    """
     write = key.mean(-1)
-    fade = -F.softplus(key if rule == "gla" else key[..., :1])
-    if rule in ("delta", "gated_delta"):
+    fade = -F.softplus(key if rule in ("gla", "kda", "rwkv7") else key[..., :1])
+    if rule == "rwkv7":
+        return key, key.sigmoid(), fade
+    if rule in ("delta", "gated_delta", "kda"):
         key = F.normalize(key, dim=-1)
     if rule == "ssd":  # the rate of head h is h + 1
         step = F.softplus(write)
         rates = torch.arange(1, key.shape[1] + 1, device=key.device, dtype=key.dtype)
         return key, step, -(step * rates[:, None])[..., None]
-    beta = write.sigmoid() if rule in ("delta", "gated_delta") else torch.ones_like(write)
-    return key, beta, fade if rule in ("gla", "gated_delta") else torch.zeros_like(fade)
+    beta = write.sigmoid() if rule in ("delta", "gated_delta", "kda") else torch.ones_like(write)
+    return key, beta, fade if rule in ("gla", "gated_delta", "kda") else torch.zeros_like(fade)
 
 
 def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: float | None = None) -> Tensor:
@@ -112,11 +121,14 @@ def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: f
     state = value.new_zeros(*key.shape[:2], key.shape[3], value.shape[3])
     before, rows = key.shape[2] - query.shape[2], []
     for i in range(key.shape[2]):
-        k, v = key[:, :, i, :, None], value[:, :, i, None]
-        state = state * decay[:, :, i, :, None].exp()
-        if rule in ("delta", "gated_delta"):
-            v = v - (k * state).sum(-2, keepdim=True)
-        state = state + beta[:, :, i, None, None] * k * v
+        k, v, faded = key[:, :, i, :, None], value[:, :, i, None], state * decay[:, :, i, :, None].exp()
+        if rule == "rwkv7":
+            unit = F.normalize(key[:, :, i], dim=-1)[..., None]
+            state = faded - beta[:, :, i, :, None] * unit * (unit * state).sum(-2, keepdim=True) + k * v
+        else:
+            if rule in ("delta", "gated_delta", "kda"):
+                v = v - (k * faded).sum(-2, keepdim=True)
+            state = faded + beta[:, :, i, None, None] * k * v
         if i >= before:
             rows.append(scale * (query[:, :, i - before, :, None] * state).sum(-2))
     return torch.stack(rows, 2) if rows else value.new_zeros(*query.shape[:3], value.shape[3])
@@ -172,9 +184,12 @@ def _call(
         more = {"initial_states": state, "return_final_states": True} if returns_state else {}
         result = kernel(v, put(beta), rates, k, q, **{names.get(x, x): more[x] for x in more})
     else:
-        more = {} if rule in ("linear", "gla") else {"beta": put(beta)}
-        if rule in ("gla", "gated_delta"):
-            more["g"] = put(decay) if rule == "gla" else put(decay[..., 0])
+        more = {"beta": put(beta)} if rule in ("delta", "gated_delta", "kda") else {}
+        if rule == "rwkv7":
+            unit = F.normalize(key, dim=-1)
+            more = {"a": put(-unit), "b": put(beta * unit)}
+        if rule not in ("linear", "delta"):
+            more["g"] = put(decay[..., 0]) if rule == "gated_delta" else put(decay)
         if returns_state:
             more |= {"initial_state": state, "output_final_state": True}
         more |= options

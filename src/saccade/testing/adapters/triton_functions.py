@@ -30,7 +30,7 @@ def triton_function(kernel: Any, *, block_q: int = 16, constants: Mapping[str, A
         constants: further constants, such as ``{"BLOCK_KV": 32}``.
     """
     settings = {"block_q": check_int("block_q", block_q), "constants": dict(constants or {})}
-    return Form(kernel, run, _reasons_against, settings, ("scale",))
+    return Form(kernel, run, _reasons_against, settings, ("scale",), gradients=False)
 
 
 def run(

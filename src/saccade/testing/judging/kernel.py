@@ -122,7 +122,7 @@ class Kernel:
             offers=self.form.offers,
             reasons=self.reasons,
             gqa=self.form.gqa and self.declaration.groups is not False,
-            gradients=self.declaration.gradients is not False,
+            gradients=self.form.gradients and self.declaration.gradients is not False,
             claims=Claims(memory_exponent=self.declaration.memory_exponent),
             device=device,
         )
