@@ -22,6 +22,7 @@ WORDS = {
     "window": "窗口",
     "causal documents of": "因果文档，每篇",
     "causal sums": "因果求和",
+    "gated delta": "门控 delta",
     "causal": "因果",
     "features included": "含特征",
     "global projections copied": "复制全局投影",

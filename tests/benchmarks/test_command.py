@@ -124,7 +124,7 @@ def test_chinese_labels_keep_names():
     words = set(re.findall("[A-Za-z][A-Za-z_]{2,}", " ".join(chinese.of(drawn).values())))
     names = "float bfloat dropout wheel flex fused tiled sdpa mask GPU SDPA enable_gqa transformers Mistral MiB BigBird"
     names += " bigbird Longformer longformer ALiBi Performer performer pytorch scikit image Causal install local"
-    names += " attention Llama saccade cost"
+    names += " attention Llama saccade cost SSD KDA lightning delta"
     assert words <= set(names.split())
 
 
