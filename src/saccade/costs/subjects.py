@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 from saccade.caches import Cache, LayerCache
 from saccade.engine import custom_op
 from saccade.masks import Mask, as_mask
-from saccade.mechanisms import CompressiveMemory, Mechanism, NativeSparse, Softmax, TopK
-from saccade.mechanisms.entry_softmax import EntrySoftmax
+from saccade.mechanisms import CompressiveMemory, Mechanism, Softmax
 from saccade.models import (
     Decoder,
     DecoderConfig,
@@ -24,7 +23,6 @@ from saccade.models import (
     EncoderDecoder,
     EncoderDecoderConfig,
 )
-from saccade.nn import Indexer
 from saccade.scores import Score
 from saccade.support.errors import kind, shown, type_error, unsupported
 
@@ -101,9 +99,7 @@ class Subject(NamedTuple):
         if length == 0:
             return {}
         if hasattr(self.module, "new_cache"):
-            if not any(
-                isinstance(part, NativeSparse | TopK | Indexer | EntrySoftmax) for part in self.module.modules()
-            ):
+            if not any(getattr(part, "forecasts_with_cache", False) for part in self.module.modules()):
                 return {}
             cache: Cache | LayerCache = cast("Any", self.module).new_cache()
             self.call(*self.tensors(length), cache=cache)

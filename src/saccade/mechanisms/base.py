@@ -27,9 +27,12 @@ class Mechanism(ArgumentHints, nn.Module):
     Attributes:
         needs_all_keys: whether a weight also depends on the keys between the query and the key. If so, a cache must
             pass the keys of all tokens, in order.
+        forecasts_with_cache: whether `saccade.cost` needs a cache of the earlier tokens to forecast a step, because
+            which columns the step reads does not follow from the mask.
     """
 
     needs_all_keys: ClassVar[bool] = False
+    forecasts_with_cache: ClassVar[bool] = False
 
     @property
     def treats_heads_alike(self) -> bool:

@@ -118,9 +118,12 @@ class EntrySoftmax(Softmax):
         ValueError: sizes below 1.
         UnsupportedError: any mask except Causal, alone or with padding on the right.
 
-    Cost: that of the visible pairs. With ``k``, an index of 4 bytes for each of ``k + window`` columns of each query,
-    and the scores of the entries, computed a few rows at a time. Under `torch.compile`, a selection breaks the graph.
+    Cost: as for an `AttentionMatrix` over the visible pairs. With ``k``, also an index of 4 bytes for each of
+    ``k + window`` columns of each query, and the scores of the entries, computed a few rows at a time. Under
+    `torch.compile`, a selection breaks the graph.
     """
+
+    forecasts_with_cache = True
 
     def __init__(
         self,

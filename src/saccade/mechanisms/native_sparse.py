@@ -73,6 +73,8 @@ class NativeSparse(CheckedMechanism):
     Reference: Yuan et al. 2025, arXiv:2502.11089, section 3.
     """
 
+    forecasts_with_cache = True
+
     def __init__(
         self,
         block_size: int = 64,

@@ -72,6 +72,8 @@ class TopK(Selecting):
     Reference: DeepSeek-AI 2025, DeepSeek-V3.2-Exp; Lu et al. 2025, arXiv:2502.13189 (MoBA).
     """
 
+    forecasts_with_cache = True
+
     def __init__(
         self,
         scorer: Scorer | Callable[[Tensor, Tensor, range], Tensor] | int | None = None,

@@ -57,6 +57,8 @@ class Indexer(ArgumentHints, nn.Module):
     Reference: DeepSeek-AI 2025, DeepSeek-V3.2-Exp, section 2.1.
     """
 
+    forecasts_with_cache = True  # as in `saccade.mechanisms.Mechanism`
+
     def __init__(
         self,
         embed_dim: int,

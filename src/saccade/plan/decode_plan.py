@@ -34,7 +34,7 @@ class RowsAhead:
         kv_first: position of the first key.
         rows: number of rows.
 
-    Cost: that of planning a single row, plus a little for each additional row.
+    Cost: about as much as planning a single row, plus a small amount for each additional row.
     """
 
     def __init__(self, rule: Rule, first: int, kv_first: int, rows: int = ROWS):

@@ -34,7 +34,7 @@ class PositionInformation(Statistic[_State, Tensor]):
     Raises:
         UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: that of `Entropy` and `Received`, with which it shares computations; O(kv_len) memory.
+    Cost: as for `Entropy` and `Received`, with which it shares computations; O(kv_len) memory.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
