@@ -101,9 +101,7 @@ class LightningIndexer(Scorer):
         total: Tensor | None = None
         weight = self.weight[:, :, of_rows].to(wide) * (heads * dim) ** -0.5
         needs_graph = torch.is_grad_enabled() and any(x.requires_grad for x in self.leaves)
-        step = max(
-            1, _SCORES // max(1, len(key) * len(rows) * key.shape[2])
-        )  # few index heads at a time, to limit memory
+        step = max(1, _SCORES // max(1, len(key) * len(rows) * key.shape[2]))  # index heads at a time
         for first in range(0, heads, step):
             some = slice(first, first + step)
             query, weights = self.index_query[:, some, of_rows].to(wide), weight[:, some, :, None]

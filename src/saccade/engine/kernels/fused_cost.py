@@ -23,8 +23,7 @@ from saccade.engine.kernels.fused_threads import threads_for
 from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.plan import Plan, Tile
-
-_TILE = 30_000  # number of pairs that take as much time as starting a tile
+from saccade.plan.layout import TILE_COST
 
 
 def pairs_of(inputs: AttentionInputs) -> int:
@@ -42,7 +41,7 @@ def time_of_plan(plan: Plan, pair: float) -> float:
         plan: the plan.
         pair: the time for one pair of this plan, in the same units.
     """
-    return pair * plan.pairs + _TILE * len(plan)
+    return pair * plan.pairs + TILE_COST * len(plan)
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
