@@ -11,7 +11,7 @@ from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.reference import Reference
 from saccade.engine.kernels.tiled import Tiled
 
-BY_HAND = pytest.mark.parametrize("impl", ["tiled", "fused"])
+BY_HAND = pytest.mark.parametrize("impl", ["tiled", "fused", "matmul"])
 
 
 @BY_HAND

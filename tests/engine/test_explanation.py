@@ -21,6 +21,7 @@ import saccade as sc
 from saccade import masks, positions
 from saccade.engine.kernels import aten_flash, fused_threads, tiled
 from saccade.engine.kernels.kernel import Request
+from saccade.engine.kernels.matmul import Matmul
 from saccade.engine.kernels.native import Native, abilities
 from saccade.engine.memory_accounting import counted
 from saccade.masks import plan_cache as kept_plans
@@ -114,7 +115,7 @@ def check(matrix: sc.AttentionMatrix, value: Tensor, patch: pytest.MonkeyPatch, 
         most = peak(lambda: matrix.matmul(value, dropout_p=dropout_p, seed=seed))
     rows, wide = math.prod(matrix.shape[:3]), matrix.inputs.compute_dtype.itemsize
     held = most - rows * (value.shape[3] * value.element_size() + wide)
-    assert said.pairs == (math.prod(matrix.shape) if said.kernel == "reference" else count.pairs)
+    assert said.pairs == (math.prod(matrix.shape) if said.kernel in ("reference", "matmul") else count.pairs)
     assert said.flops == 2 * said.pairs * (matrix.inputs.query.shape[3] + value.shape[3])
     assert abs(said.extra_bytes - held) <= max(SHARE * held, SLACK), (said.extra_bytes, held)
 
@@ -138,7 +139,10 @@ def matrix_of(case: Case, dtype: torch.dtype, impl: str) -> tuple[sc.AttentionMa
 
 def takes(impl: str, matrix: sc.AttentionMatrix) -> bool:
     """Return whether a kernel can run; true if there is no compiled kernel, whose tests are then skipped."""
-    return impl != "native" or abilities() is None or not Native().verdict(matrix.inputs, Request(impl="native")).cannot
+    limited = {"native": Native(), "matmul": Matmul()}
+    if impl not in limited or (impl == "native" and abilities() is None):
+        return True
+    return not limited[impl].verdict(matrix.inputs, Request(impl=impl)).cannot
 
 
 # torch packs keys where the processor has AMX, unless oneDNN is kept from using it: the forecast cannot know.
@@ -147,6 +151,8 @@ HOW = {
     "auto": ("auto", torch.float32, 64, ()),
     "half": ("auto", torch.bfloat16, 64, packs_as_told),
     "tiled": ("tiled", torch.float32, 64, ()),
+    "matmul": ("matmul", torch.float32, 16, ()),
+    "matmul-half": ("matmul", torch.bfloat16, 16, ()),
     "reference": ("reference", torch.float32, 16, ()),
     "native": ("native", torch.float32, 64, needs_native),
     "native-half": ("native", torch.bfloat16, 64, needs_native),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import saccade as sc
 
-KERNELS = pytest.mark.parametrize("impl", ["tiled", "fused", "reference"])
+KERNELS = pytest.mark.parametrize("impl", ["tiled", "fused", "matmul", "reference"])
 
 
 def _defined(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

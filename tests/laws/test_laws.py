@@ -62,7 +62,7 @@ class Executed:
 
     def declared(self, device="cpu"):
         """Return the declared abilities of the kernel, as arguments of the kit."""
-        is_thrifty = self.impl not in ("reference", "flex") and device == "cpu"  # uncompiled, flex is the definition
+        is_thrifty = self.impl not in ("reference", "flex", "matmul") and device == "cpu"  # flex is uncompiled
         return {
             "with_lse": None if self.lacks_lse else self.with_lse,
             "offers": (*OPTIONS, "q_positions", "kv_positions"),
@@ -112,6 +112,9 @@ def without_lse(laws):
         *trials("fused", UNTOLD, ODD, torch.float32, marks=MANY),
         *trials("fused", TOLD, EVEN, torch.float32, marks=CI),
         *trials("fused", GENERAL, testing.LARGE_CASES[::3], torch.float32, marks=CI),
+        *trials("matmul", UNTOLD, ODD, torch.float32),
+        *trials("matmul", UNTOLD, EVEN, torch.bfloat16, marks=CI),
+        *trials("matmul", TOLD, FEW, torch.float32),
         *trials("tiled", UNTOLD, ODD, torch.float32),
         *trials("tiled", UNTOLD, EVEN, torch.float32, marks=MANY),
         *trials("tiled", TOLD, FEW, torch.float32),
@@ -145,6 +148,8 @@ def test_law(impl, law, cases, dtype):
         *trials("fused", TOLD, ODD, torch.float32),
         *trials("fused", GENERAL, testing.LARGE_CASES, torch.float32),
         *trials("fused", GENERAL, EVERY, torch.float64, *HALF),
+        *trials("matmul", UNTOLD, PATTERNS, torch.float32),
+        *trials("matmul", GENERAL, EVERY, torch.float64, *HALF),
         *trials("tiled", UNTOLD, PATTERNS, torch.float32),
         *trials("tiled", GENERAL, testing.LARGE_CASES, torch.float32),
         *trials("tiled", GENERAL, EVERY, torch.float64, *HALF),

@@ -52,7 +52,7 @@ def test_another_seed_draws_others():
     assert (first != second).mean() > 0.9
 
 
-@pytest.mark.parametrize("impl", ["fused", "reference", NATIVE])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "reference", NATIVE])
 def test_no_global_random_state_is_touched(impl):
     x = torch.randn(1, 2, 24, 8, requires_grad=True)
     states = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()

@@ -89,7 +89,8 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"impl": "flash"},
-        "impl must be one of 'auto', 'native', 'fused', 'sdpa', 'varlen', 'flex', 'tiled', 'reference'; got 'flash'.",
+        "impl must be one of 'auto', 'native', 'matmul', 'fused', 'sdpa', 'varlen', 'flex', 'tiled', 'reference'; "
+        "got 'flash'.",
     ),
 ]
 _SPOILED_VALUES: list[tuple[dict[str, Any], str]] = [

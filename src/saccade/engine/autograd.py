@@ -107,7 +107,7 @@ class _Product(torch.autograd.Function):
         tensors, (out, lse) = saved[: ctx.count], saved[ctx.count : ctx.count + 2]
         if grad_out is None and grad_lse is None:
             return (None,) * (ctx.count + 3)
-        _refuse_batched(grad_out, grad_lse)
+        refuse_batched(grad_out, grad_lse)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         wanted = ctx.needs_input_grad[3:]
         results = (out, lse, grad_out, grad_lse)
@@ -188,7 +188,7 @@ class _BackwardPass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        _refuse_batched(*grads)
+        refuse_batched(*grads)
         needed = ctx.needs_input_grad[6:]
         again = torch.is_grad_enabled() and not is_transformed()
         second = _second_derivatives if again or not is_transformed() else _SecondDerivatives.apply
@@ -218,7 +218,7 @@ class _BackwardPass(torch.autograd.Function):
         return tuple(grads), tuple(None if x is None else 0 for x in grads)
 
 
-def _refuse_batched(*grads: Tensor | None) -> None:
+def refuse_batched(*grads: Tensor | None) -> None:
     """Raise an error for batched gradients (``is_grads_batched=True``), because their values cannot be read."""
     if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in grads):
         reason = "its backward pass takes one gradient at a time"

@@ -19,6 +19,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.flex import Flex
 from saccade.engine.kernels.fused import Fused
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict
+from saccade.engine.kernels.matmul import Matmul
 from saccade.engine.kernels.native import Native
 from saccade.engine.kernels.reference import Reference
 from saccade.engine.kernels.sdpa import Sdpa
@@ -32,7 +33,7 @@ from saccade.support.torch_modes import any_autocast, has_values, is_autocast, w
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 DEFAULT = Request()
 _TILED = Tiled()
-KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Sdpa(), Varlen(), Flex(), _TILED, Reference())
+KERNELS: tuple[Kernel, ...] = (Native(), Matmul(), Fused(), Sdpa(), Varlen(), Flex(), _TILED, Reference())
 """All kernels, in the order in which "auto" tries them. The tiled kernel supports nearly all inputs, so "auto" rarely
 reaches the reference kernel."""
 

@@ -16,6 +16,8 @@ from saccade.engine.dispatch import DEFAULT, attend, attend_with_lse
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Request
 from saccade.engine.nested import Nested, check_nested, is_nested
+from saccade.engine.short_calls import short_attention
+from saccade.masks import Causal
 from saccade.matrix.attention_matrix import Impl
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
@@ -80,6 +82,18 @@ def attention(
             attention, query, key, value, mask, q_positions, kv_positions, score=score, bias=bias, scale=scale,
             softcap=softcap, sink_logit=sink_logit, dropout_p=dropout_p, impl=impl,
         )
+    # fmt: on
+    if (
+        (mask is None or type(mask) is Causal)
+        and score is bias is scale is softcap is sink_logit is q_positions is kv_positions is None
+        and impl == "auto"
+        and type(dropout_p) is float
+        and dropout_p == 0.0
+        and not OBSERVERS
+        and (out := short_attention(query, key, value, mask is not None)) is not None
+    ):
+        return out
+    # fmt: off
     inputs = AttentionInputs.of(
         query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
         q_positions=q_positions, kv_positions=kv_positions,

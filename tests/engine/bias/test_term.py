@@ -170,7 +170,7 @@ def test_two_heads_and_two_queries_have_separate_entries() -> None:
     assert other.read(one).flatten().tolist() == [6.0, 7.0, 4.0, 5.0]
 
 
-@pytest.mark.parametrize("impl", ["reference", "tiled", "fused"])
+@pytest.mark.parametrize("impl", ["reference", "tiled", "fused", "matmul"])
 def test_distances_are_those_of_the_positions(impl: str) -> None:
     query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
     rows, columns = range(10, 14), range(9, 15)

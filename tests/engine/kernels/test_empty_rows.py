@@ -11,7 +11,7 @@ from saccade import masks, positions
 from saccade.testing import oracle
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference", NATIVE])
 @pytest.mark.parametrize("lengths", [(129, 1), (200, 10), (700, 300)], ids=str)
 def test_rows_before_the_first_key(impl: str, lengths: tuple[int, int]) -> None:
     torch.manual_seed(0)
@@ -48,7 +48,7 @@ def test_gradients_of_a_bias_of_no_pairs(impl: str, lengths: tuple[int, int], is
     assert torch.equal(grad, torch.zeros_like(bias))
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference", NATIVE])
 @pytest.mark.parametrize("heads, q_len", [(4, 60), (2, 60), (4, 3)])
 @pytest.mark.parametrize("mask", [None, masks.Causal(), masks.sparse_transformer(5), masks.Window(2, 0)], ids=str)
 def test_keys_of_minus_infinity_are_not_there(mask: masks.Mask | None, heads: int, q_len: int, impl: str) -> None:

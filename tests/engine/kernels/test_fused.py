@@ -161,7 +161,7 @@ def test_odd_strides(view, mask: masks.Mask) -> None:
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference", NATIVE])
 @pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (2, 2, 3, 4)])
 @pytest.mark.parametrize("kv_len", [0, 3])
 @pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)
@@ -191,7 +191,7 @@ def test_rows_without_keys_take_no_gradient() -> None:
     assert not grads[0][:, :, -1].any()
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference", NATIVE])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["key", "value"])
 def test_hidden_values_cannot_spread(impl: str, bad: float, where: str) -> None:
@@ -221,7 +221,7 @@ def test_hidden_values_cannot_spread(impl: str, bad: float, where: str) -> None:
     assert all(torch.isfinite(grad).all() for grad in grads)
 
 
-@pytest.mark.parametrize("impl", ["fused", NATIVE])
+@pytest.mark.parametrize("impl", ["fused", "matmul", NATIVE])
 @pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Window(1, 1)], ids=str)
 @pytest.mark.parametrize("kv_len", [1, 3, 7, 15, 16, 40])
 def test_a_row_of_nothing_but_nan_stays_nan(mask: masks.Mask | None, kv_len: int, impl: str) -> None:
@@ -337,7 +337,7 @@ def test_a_hidden_key_of_minus_infinity_spoils_no_gradient() -> None:
     assert torch.isfinite(torch.autograd.grad(out[:, :, :7].sum(), q)[0]).all()
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference", NATIVE])
 def test_rows_that_the_bias_empties_take_no_gradient(impl: str) -> None:
     q, k, v = _inputs(dtype=_dtype(impl))
     bias = torch.zeros(21, 21, dtype=q.dtype)
@@ -348,7 +348,7 @@ def test_rows_that_the_bias_empties_take_no_gradient(impl: str) -> None:
     assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference", NATIVE])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_hidden_bias_does_not_spread(impl: str, bad: float) -> None:
     q, k, v = _inputs(q_len=4, kv_len=4, dtype=_dtype(impl))
@@ -361,7 +361,7 @@ def test_a_hidden_bias_does_not_spread(impl: str, bad: float) -> None:
 def test_gradients_of_the_lse_may_be_large_or_nan() -> None:
     q, k, v = ((0.01 * torch.randn(1, 1, 16, 8)).half().requires_grad_() for _ in range(3))
     grads = []
-    for impl in ("fused", "tiled", "reference"):
+    for impl in ("fused", "matmul", "tiled", "reference"):
         _, lse = sc.attention_with_lse(q, k, v, masks.Causal(), impl=impl)
         grads.append(torch.autograd.grad(lse, q, torch.full_like(lse, 131072.0))[0])
     torch.testing.assert_close(grads[0], grads[1], rtol=2e-2, atol=2.0)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.kernels.fused_calls import Added
+from saccade.engine.kernels.additive_masks import Added
 from saccade.testing import oracle
 
 
@@ -49,7 +49,7 @@ def test_a_bias_narrower_than_what_a_score_makes_of_the_query(mask):
     torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference"])
 @pytest.mark.parametrize("mask", [masks.Full(), masks.Causal()], ids=str)
 def test_a_row_whose_bias_is_infinite_is_not_one_that_sees_nothing(mask, impl):
     tensors, bias = inputs(), torch.zeros(21, 21, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_a_plan_caches_hidden_pairs_up_to_its_limit(missing, monkeypatch):
     plan = mask.plan(1500, batch=2, heads=4)
     whole = entries()
     plan.memo.clear()
-    monkeypatch.setattr("saccade.engine.kernels.fused_calls._MEMO_ENTRIES", whole - missing)
+    monkeypatch.setattr("saccade.engine.kernels.additive_masks._MEMO_ENTRIES", whole - missing)
     held = entries()
     plan.memo.clear()
     assert 0 < held <= whole - missing

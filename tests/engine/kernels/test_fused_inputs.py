@@ -5,7 +5,7 @@ import torch
 
 import saccade as sc
 from saccade import masks, positions
-from saccade.engine.kernels.fused_calls import Call, hidden_key
+from saccade.engine.kernels.additive_masks import hidden_key
 from saccade.plan import ColumnRange, Tile
 from saccade.testing import oracle
 
@@ -122,7 +122,7 @@ def test_tables_are_read_for_whole_groups_of_heads(entries, monkeypatch):
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled"])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled"])
 def test_a_rule_for_distances_and_no_heads(impl):
     x = torch.randn(2, 0, 3, 4)
     out, lse = sc.attention_with_lse(x, x, x, bias=positions.ALiBi(1), impl=impl)
@@ -140,13 +140,13 @@ def test_calls_share_what_is_hidden_where_the_rule_tells_them_not_apart(batch, h
     def key(item, head):
         columns = (ColumnRange(range(4), "some"),)
         tile = Tile(slice(item, item + 1), slice(head, head + 1), range(4), columns, given.rule)
-        return hidden_key(given, Call(tile, False, False, False))
+        return hidden_key(given, tile)
 
     assert (key(0, 0) == key(1, 0)) == (batch == 1)
     assert (key(0, 0) == key(0, 1)) == (heads == 1)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference"])
 @pytest.mark.parametrize("entries", [1 << 20, 3600, 40])
 def test_a_rule_that_answers_for_each_item_and_head_though_they_are_alike(entries, impl, monkeypatch):
     known = masks.Window.allows

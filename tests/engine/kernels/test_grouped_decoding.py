@@ -110,7 +110,7 @@ def test_few_rows_of_many_keys_are_taken_in_whole_groups(heads, kv_heads, q_len,
     torch.testing.assert_close(sc.attention(q, k, v, softcap=3.0, impl=impl), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "auto"])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "auto"])
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_a_mask_that_tells_heads_apart(impl: str, heads: int) -> None:
     q, k, v = (torch.randn(2, heads, 24, 8, dtype=torch.float64) for _ in range(3))

@@ -44,7 +44,7 @@ def results(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, impl: str, 
 # The kernels by name, each in the dtypes that it is tried in, and how far the same rows may then differ.
 KERNELS = {kernel.name: kernel for kernel in dispatch.KERNELS}
 TRIED = {
-    "torch": [(name, torch.float64) for name in ("reference", "tiled", "fused")],
+    "torch": [(name, torch.float64) for name in ("reference", "tiled", "fused", "matmul")],
     "native": [("native", torch.float32), ("native", torch.bfloat16)],
 }
 CLOSE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 2e-2)}
@@ -243,7 +243,7 @@ def test_rows_that_see_nothing_of_it_drop_the_same_weights(impl: str, spoilt: st
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 @pytest.mark.parametrize("which", ["key", "value"])
-@pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", NATIVE])
 def test_some_gradients_alone_are_those_without_what_is_masked(impl, which, wrong, wanted):
     mask = masks.Window(20, 20) & masks.Padding([67])
     tensors = dict(zip(("query", "key", "value"), torch.randn(3, 1, 2, 70, 16).unbind(), strict=True))

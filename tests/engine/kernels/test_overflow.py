@@ -25,7 +25,7 @@ def attended(query, key, value, mask, impl):
     return out, lse, *torch.autograd.grad(out.sin().sum() + seen.sum(), tensors)
 
 
-@pytest.mark.parametrize("impl", ["auto", "fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["auto", "fused", "matmul", "tiled", "reference"])
 @pytest.mark.parametrize("large", LARGE)
 @pytest.mark.parametrize("name", MASKS)
 def test_hidden_scores_may_overflow(name, large, impl):
@@ -38,7 +38,7 @@ def test_hidden_scores_may_overflow(name, large, impl):
         torch.testing.assert_close(own, other.float(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("impl", ["auto", "fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["auto", "fused", "matmul", "tiled", "reference"])
 def test_beside_nan(impl):
     query, key, value = torch.randn(2, 4, 9, 8) * 3, torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
     expected = attended(query, key, value, TEXTS, "reference")
@@ -50,12 +50,12 @@ def test_beside_nan(impl):
 def test_a_visible_overflow_shows():
     query, key, value = torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4)
     key[..., 1, :] = 3e38
-    for impl in ("fused", "tiled", "reference"):
+    for impl in ("fused", "matmul", "tiled", "reference"):
         out = sc.attention(query, key, value, masks.Causal(), impl=impl)
         assert out[0, 0, :, 0].isnan().tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference"])
 @pytest.mark.parametrize("wanted", range(3), ids=["query", "key", "value"])
 @pytest.mark.parametrize("filled", ["key", "value"])
 def test_gradients_of_one_input_alone(filled, wanted, impl):
@@ -83,7 +83,7 @@ def test_dropout(impl):
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled"])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled"])
 def test_large_only_beside_what_is_large(impl):
     query, key, value = (torch.randn(2, 2, 9, 8, requires_grad=True) for _ in range(3))
     upstream = torch.randn(2, 2, 9, 8) * 1e19
@@ -105,7 +105,7 @@ def test_a_key_that_others_see_is_hidden_from_these():
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled"])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled"])
 def test_nan_from_above_flows_back(impl):
     tensors = [torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
     out = sc.attention(*tensors, masks.Causal(), impl=impl)
@@ -113,7 +113,7 @@ def test_nan_from_above_flows_back(impl):
         assert x.isnan().all()
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference"])
 def test_a_key_whose_scores_are_minus_infinity_stays_away(impl):
     query, key, value = torch.rand(2, 2, 9, 8) + 1, torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
     mask, found = TEXTS & masks.Predicate(lambda b, h, q, kv: (q + kv) % 4 != 1), []

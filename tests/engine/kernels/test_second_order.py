@@ -66,7 +66,7 @@ SEVERAL = [
 ]
 
 
-@pytest.mark.parametrize("impl", ["fused", "tiled", "reference", "sdpa"])
+@pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "reference", "sdpa"])
 @pytest.mark.parametrize("case", SEVERAL, ids=str)
 def test_kernels_asked_for_by_name_have_them(case, impl):
     problem = case.problem().leaves()

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.memory_accounting import Ledger, MemoryUse
-from saccade.support.numerics import wide_dtype
+from saccade.support.numerics import is_finite, wide_dtype
 from saccade.support.torch_modes import unobserved
 
 _FEW = 64  # number of columns: more than fit into any vector register
@@ -69,6 +69,20 @@ def forward(
     lse = lse if empty is None else lse.masked_fill(empty, -math.inf)
     if lse.count_nonzero().item() < lse.numel():
         _mark_empty_rows(q, k, added, causal, scale, out, lse)
+    return out, lse
+
+
+def forward_of_short(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
+    """Compute the output and the lse of short sequences, or return None if a guard of `forward` may be needed.
+
+    The arguments are those of `forward`, without empty tensors and with as many key heads as query heads.
+    """
+    is_contiguous = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+    if not is_contiguous and not q.stride(3) == k.stride(3) == v.stride(3) == 1:
+        return None
+    out, lse = _forward(q, k, v, 0.0, causal, attn_mask=None, scale=scale)
+    if lse.count_nonzero().item() < lse.numel() or (causal and not is_finite(out)):
+        return None
     return out, lse
 
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
-from saccade.engine.kernels.fused_calls import NOTHING, Call, added_terms, single_call
+from saccade.engine.kernels.additive_masks import NOTHING, added_terms
+from saccade.engine.kernels.fused_calls import Call, single_call
 from saccade.engine.kernels.fused_cost import bytes_of_backward, cost_of, pairs_of, time_of_plan
 from saccade.engine.kernels.fused_threads import each_call
 from saccade.engine.kernels.kernel import (
@@ -97,7 +98,7 @@ class Fused(KernelWithBackward):
             out, lse = _forward_of_tiles(inputs, value)
         else:
             is_plain = inputs.bias is None and (single.causal or single.is_fully_visible)
-            terms = NOTHING if is_plain else added_terms(inputs, single)
+            terms = NOTHING if is_plain else added_terms(inputs, single.tile, single.is_masked)
             key = inputs.key
             if len(single.tile.columns[0].keys) != key.shape[2]:
                 key, value = _keys_of_one_range(inputs, value, single)
@@ -180,7 +181,8 @@ def _forward_of_tiles(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, T
         lse.fill_(-math.inf)
 
     def compute(call: Call) -> tuple[Tensor, Tensor]:
-        terms = added_terms(inputs, call)  # computed before keys are copied, to lower the peak memory
+        # Computed before keys are copied, to lower the peak memory.
+        terms = added_terms(inputs, call.tile, call.is_masked)
         return aten_flash.forward(
             _rows(query, call), *_keys_and_values(inputs, value, call), *terms, call.causal, inputs.scale
         )
@@ -236,7 +238,7 @@ def _backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tupl
         inputs = inputs.replaced(query=query, key=key)
     single = single_call(inputs)
     if single is not None and single.tile.width == inputs.shape[3]:
-        terms = added_terms(inputs, single).terms
+        terms = added_terms(inputs, single.tile, single.is_masked).terms
         grads = aten_flash.backward(grad_out, query, key, value, out, lse, terms, single.causal, scale)
     else:
         grads = _backward_of_tiles(inputs, value, Backward(out, lse, grad_out, None))
@@ -251,7 +253,7 @@ def _backward_of_tiles(inputs: AttentionInputs, value: Tensor, results: Backward
     gk, gv = (torch.zeros(x.shape, dtype=inputs.compute_dtype, device=x.device) for x in (key, value))
 
     def compute(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        terms = added_terms(inputs, call).terms
+        terms = added_terms(inputs, call.tile, call.is_masked).terms
         q, o, own_lse, go = (_rows(x, call) for x in (query, *results[:3]))
         return aten_flash.backward(
             go, q, *_keys_and_values(inputs, value, call), o, own_lse, terms, call.causal, inputs.scale

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
-
-import torch
-from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
 from saccade.engine.tiles.index_ranges import joined
-from saccade.engine.tiles.tile_scores import allowed
 from saccade.engine.tiles.tile_splitting import pieces
 from saccade.plan import ColumnRange, Ranges, Tile, Triangle
-from saccade.support.torch_modes import unobserved
 
 # Tiles with many columns visible to all rows run in two calls, which saves adding zeros to most scores.
 _WIDE = 2048
@@ -44,6 +37,11 @@ class Call(NamedTuple):
     def columns(self) -> Ranges:
         """Columns of the call with adjacent ranges joined, so that most calls read a single view of the keys."""
         return joined(self.tile.spans) or (range(0),)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether an additive mask has to mask some pairs."""
+        return not (self.causal or self.is_fully_visible)
 
     @property
     def pairs(self) -> int:
@@ -132,85 +130,3 @@ def _long_ranges(all_rows: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRang
 
 def _all_fully_visible(strips: tuple[ColumnRange, ...]) -> bool:
     return all(strip.partial is True for strip in strips)
-
-
-_MEMO_ENTRIES = 1 << 22  # number of entries of residual tensors that a plan may cache: 16 MB in float32
-
-
-class Added(NamedTuple):
-    """Additive mask or bias for a call to torch's flash operation, and the rows where every key is masked."""
-
-    terms: Tensor | None
-    empty: Tensor | None
-
-    @classmethod
-    def of(cls, terms: Tensor) -> Added:
-        """Return an additive mask together with the rows in which it masks every key."""
-        empty = (terms == -math.inf).all(-1)
-        return cls(terms, empty if bool(empty.any()) else None)
-
-
-NOTHING = Added(None, None)
-
-
-def added_terms(inputs: AttentionInputs, call: Call) -> Added:
-    """Return the additive mask for a call to torch's flash operation: the bias, and -inf for masked pairs."""
-    hidden = NOTHING if call.causal or call.is_fully_visible else _cached_hidden_terms(inputs, call)
-    return hidden if inputs.bias is None or not call.tile.columns else with_bias(inputs, call.tile, hidden.terms)
-
-
-def with_bias(inputs: AttentionInputs, piece: Tile, hidden: Tensor | None) -> Added:
-    """Return the additive mask of a tile with a bias: the bias, with -inf for masked pairs."""
-    assert inputs.bias is not None  # callers have checked
-    bias = inputs.bias.read(piece)
-    bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation accepts only these
-    bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would copy it each time
-    # Fill instead of adding, so that a NaN in the bias of a masked pair is also masked.
-    terms = bias if hidden is None else bias.masked_fill(hidden == -math.inf, -math.inf)
-    return Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
-
-
-def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
-    """Return a cache key for the additive mask of a call. Calls with equal keys mask the same pairs."""
-    piece = call.tile
-    return (
-        inputs.query.dtype,
-        inputs.device,
-        piece.height,
-        *((piece.batch.start, piece.batch.stop) if inputs.rule.shape[0] > 1 else ()),
-        *((piece.heads.start, piece.heads.stop) if inputs.rule.shape[1] > 1 else ()),
-        *((len(strip.keys), strip.partial) for strip in piece.columns),
-    )
-
-
-def fits_into_cache(entries: int, held: int) -> bool:
-    """Return whether an additive mask with ``entries`` entries may be cached in addition to ``held`` cached entries."""
-    return entries + held <= _MEMO_ENTRIES
-
-
-def _cached_hidden_terms(inputs: AttentionInputs, call: Call) -> Added:
-    """Return the additive mask of a call: 0, or -inf for masked pairs. It is cached if the mask cannot change."""
-    key = hidden_key(inputs, call)
-    memo = inputs.plan.memo if inputs.rule.is_value else {}
-    cached = memo.get(key)
-    if isinstance(cached, Added):
-        return cached
-    with unobserved() if inputs.rule.is_value else nullcontext():
-        added = hidden_terms(inputs, call.tile)
-    held = sum(x.terms.numel() for x in list(memo.values()) if isinstance(x, Added) and x.terms is not None)
-    if added.terms is not None and fits_into_cache(added.terms.numel(), held):
-        memo[key] = added
-    return added
-
-
-def hidden_terms(inputs: AttentionInputs, piece: Tile) -> Added:
-    """Compute the additive mask of a tile: 0 for allowed pairs, -inf for masked pairs. Nothing is cached."""
-    visible = allowed(inputs, piece)
-    assert visible is not None  # some column range is partial
-    if inputs.rule.is_value:  # batch items and heads with the same mask share a cache entry
-        items, heads = inputs.rule.shape
-        visible = visible[: 1 if items == 1 else None, : 1 if heads == 1 else None]
-    terms = torch.full(visible.shape, -math.inf, dtype=inputs.query.dtype, device=inputs.device)
-    terms.masked_fill_(visible, 0.0)
-    empty = ~visible.any(-1)
-    return Added(terms, empty if bool(empty.any()) else None)

@@ -8,17 +8,8 @@ import torch
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
-from saccade.engine.kernels.fused_calls import (
-    Added,
-    Call,
-    calls_of,
-    fits_into_cache,
-    hidden_key,
-    hidden_terms,
-    single_call,
-    tiles_of,
-    with_bias,
-)
+from saccade.engine.kernels.additive_masks import Added, fits_into_cache, hidden_key, hidden_terms, with_bias
+from saccade.engine.kernels.fused_calls import Call, calls_of, single_call, tiles_of
 from saccade.engine.kernels.fused_threads import threads_for
 from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe
 from saccade.engine.tiles.grouped_heads import groups_of
@@ -169,7 +160,7 @@ class _SimulatedRun:
         inputs, tile = self._inputs, call.tile
         if all(strip.partial is True for strip in tile.columns):
             return 0, None
-        key = hidden_key(inputs, call)
+        key = hidden_key(inputs, call.tile)
         if key in self._cached:
             return 0, self._cached[key]
         making = self._probe.held("hidden", tile, hidden_terms)
