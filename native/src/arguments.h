@@ -87,6 +87,8 @@ struct Arguments {
   float* statistics;  // [NUM_STATISTICS + band_count, batch, heads, q_len]
   double* received;   // [chunks, batch, heads, kv_len]
 
+  bool has_bias_per_row() const { return grad_bias && !table; }  // whose gradient each task clears for its own rows
+
   int64_t panels() const { return (kv_len + PANEL - 1) / PANEL; }
   int keys_in(int64_t panel) const {
     return static_cast<int>(kv_len - panel * PANEL < PANEL ? kv_len - panel * PANEL : PANEL);

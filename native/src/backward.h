@@ -37,6 +37,8 @@ class Backward {
   // Process one block of rows; add its gradients of keys and values to grad_k and grad_v [kv_len, components].
   void run(const RowBlock& block, int64_t chunk, float* grad_k, float* grad_v) {
     block_ = block, chunk_ = chunk, grad_k_ = grad_k, grad_v_ = grad_v;
+    for (int i = 0; args_.has_bias_per_row() && i < block.count(); ++i)
+      std::memset(grad_bias_row(i), 0, args_.kv_len * sizeof(float));
     if (IS_BF16) {
       pack_pairs(row_of<char>(args_.q), args_.q.row, block.count(), args_.dim, query_pairs_);
       pack_pairs(row_of<char>(args_.grad_out), args_.grad_out.row, block.count(), args_.value_dim, grad_pairs_);

@@ -32,6 +32,8 @@ class BlockedBackward {
     for (int64_t n = 0; n < count; ++n) {
       blocks_[n] = {args_, b, head, 1, first_block + n};
       any_[n] = false, height_ += blocks_[n].count();
+      for (int i = 0; args_.has_bias_per_row() && i < blocks_[n].count(); ++i)
+        std::memset(grad_bias_row(blocks_[n], i), 0, args_.kv_len * sizeof(float));
     }
     const auto pack = [&](const View& x, int64_t width, float* tiles) {
       pack_tiles(x.at<char>(b, head, blocks_[0].first), x.row, height_, width, height_, tiles);

@@ -231,7 +231,8 @@ class Check {
         delta[row] += grad_.wide[row * c.value_dim + d] * wide_out[row * c.value_dim + d];
     std::vector<float> grad_q(rows * c.dim), grad_k(args.chunks * k_.wide.size()), grad_v(args.chunks * v_.wide.size());
     const int64_t bias_chunks = args.table ? args.chunks : 1;
-    std::vector<float> grad_bias(c.bias == NO_BIAS ? 0 : bias_chunks * bias_.wide.size());
+    const float before = args.table ? 0.0f : NAN;  // the kernel clears the gradient of a bias per row
+    std::vector<float> grad_bias(c.bias == NO_BIAS ? 0 : bias_chunks * bias_.wide.size(), before);
     args.grad_out = grad_.view(), args.delta = delta.data(), args.grad_q = grad_q.data(), args.grad_k = grad_k.data();
     args.grad_v = grad_v.data(), args.grad_bias = c.bias == NO_BIAS ? nullptr : grad_bias.data();
     args.heads_per_task = 1, args.key_parts = 1;

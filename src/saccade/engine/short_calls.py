@@ -99,11 +99,11 @@ def _gradients_of_attend(
 ) -> tuple[Tensor | None, ...]:
     """Return gradients that contain NaN and inf and that can be differentiated again, if gradients are enabled."""
     create_graph = torch.is_grad_enabled()
-    tensors: tuple[Tensor, ...] = query, key, value
+    if not create_graph:
+        query, key, value = (x.detach().requires_grad_(x.requires_grad) for x in (query, key, value))
+    tensors = query, key, value
     with torch.enable_grad():
-        if not create_graph:
-            tensors = tuple(x.detach().requires_grad_(x.requires_grad) for x in tensors)
-        out, _ = attend(AttentionInputs.of(*tensors[:2], _CAUSAL if is_masked else None), tensors[2])
+        out, _ = attend(AttentionInputs.of(query, key, _CAUSAL if is_masked else None), value)
         wanted = [x for x in tensors if x.requires_grad]
         found = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=create_graph))
     return tuple(next(found) if x.requires_grad else None for x in tensors)

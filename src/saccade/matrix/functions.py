@@ -85,7 +85,13 @@ def attention(
     # fmt: on
     if (
         (mask is None or type(mask) is Causal)
-        and score is bias is scale is softcap is sink_logit is q_positions is kv_positions is None
+        and score is None
+        and bias is None
+        and scale is None
+        and softcap is None
+        and sink_logit is None
+        and q_positions is None
+        and kv_positions is None
         and impl == "auto"
         and type(dropout_p) is float
         and dropout_p == 0.0
