@@ -202,8 +202,6 @@ class Region(NamedTuple):
             made_in: the region in which the cache was constructed, forked or cleared.
             is_read_only: whether the call does not change the cache, so that it may be repeated.
         """
-        if self is made_in:
-            return
         if self.repeats(made_in) and not is_read_only:
             refuse_replay()
         if self.vmaps < made_in.vmaps:

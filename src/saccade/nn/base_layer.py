@@ -28,7 +28,7 @@ class Layer(nn.Module):
     """
 
     if TYPE_CHECKING:
-        _modules: dict[str, Any]  # type: ignore[assignment]  # an nn.Module or None, which has few attributes
+        _modules: dict[str, Any]
 
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
