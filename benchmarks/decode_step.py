@@ -161,7 +161,7 @@ def beside_reading(its: Case, referee: Referee, name: str, but: str = "") -> Row
     told, met = f"at most {TARGET:g}x", times <= TARGET
     figures = {"ratio": pair.ratio, "ours_s": pair.ours, "theirs_s": pair.theirs, "bytes": float(size)}
     measured = f"{times:.2f}x: {duration(pair.ours)}, a sum of the {size / 1e6:.0f} MB {duration(pair.theirs)}"
-    row = Row(f"{name}, beside reading once", measured, told, met, figures, pair.rate, pair.quiet)
+    row = Row(f"{name}: beside reading weights and cache once", measured, told, met, figures, pair.rate, pair.quiet)
     return row._replace(target=f"{told}; not asked: {but}", met=None) if but else row
 
 
@@ -184,7 +184,7 @@ def beside_compiled(its: Case, referee: Referee, name: str) -> Row:
     for _ in range(3):  # compiled again where a number changes
         assert_agree(compiled.step(), its.step())
     pair = compare(compiled.step, its.step, rounds=15, referee=referee, batch=3, warm_up=2)
-    return ratio_row(f"{name}, compiled", pair, peer="not compiled")
+    return ratio_row(f"{name}: compiled", pair, peer="not compiled")
 
 
 def measure(referee: Referee) -> Iterator[Row]:
