@@ -125,12 +125,13 @@ def test_an_exported_module_runs_at_other_lengths() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("room", [None, 12])
 @pytest.mark.parametrize("kind", ["learned", "rotary"])
-def test_a_compiled_decoder_goes_on_with_a_cache(kind: str) -> None:
+def test_a_compiled_decoder_goes_on_with_a_cache(kind: str, room: int | None) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 9, "max_len": 32, "embed_dim": 8, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 8}
     model = Decoder(DecoderConfig(**sizes, position_encoding=kind)).eval()
-    compiled, cache = torch.compile(model, backend="aot_eager"), model.new_cache()
+    compiled, cache = torch.compile(model, backend="aot_eager"), model.new_cache(room)
     tokens = torch.randint(9, (2, 12))
     with torch.no_grad():
         parts = [compiled(tokens[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 7), (7, 10), (10, 12))]

@@ -249,7 +249,9 @@ class LayerCache(ArgumentHints):
 
     def check_not_replayed(self) -> None:
         """Raise an error if gradient checkpointing or `vmap` would repeat a call that changes this cache."""
-        Region.current().check_continues(self._region)
+        region = Region.current()
+        if region is not self._region:
+            region.check_continues(self._region)
 
     def _make_writable(self, key: Tensor, value: Tensor) -> None:
         """Copy state tensors that cannot hold the new keys and values under `vmap` or another transform."""
@@ -288,7 +290,7 @@ class LayerCache(ArgumentHints):
         like = (k[0], k[1], k[3], v[3], key.dtype, key.device)
         if self._spec is not None and self._spec != like:
             self._check_spec(self._spec, KeyValueSpec(*like))
-        if self.max_len is not None and self.length + k[2] > self.max_len:
+        if self.max_len is not None and self._length + k[2] > self.max_len:
             got, hint = f"{self.length} stored and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
             raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 

@@ -184,8 +184,11 @@ class Region(NamedTuple):
         if is_tracing():
             return OUTSIDE
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        graph_task = torch._C._current_graph_task_id()
+        if hooks is None and graph_task == -1 and not is_transformed():
+            return OUTSIDE  # quickly, since every step of every layer asks
         is_checkpoint = hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
-        return cls(torch._C._current_graph_task_id(), id(hooks[0]) if is_checkpoint else 0, count_vmaps())
+        return cls(graph_task, id(hooks[0]) if is_checkpoint else 0, count_vmaps())
 
     def repeats(self, made_in: Region) -> bool:
         """Return whether this region replays a call that changed a cache in the region ``made_in``."""

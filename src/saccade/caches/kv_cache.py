@@ -92,7 +92,7 @@ class KVCache(LayerCache):
         return self.length
 
     def advance(self, call: Call) -> Tensor:
-        key, value, start = call.key, call.value, len(self._tokens)
+        key, value, start = call.key, call.value, self._length
         keys, values = self._write_columns("key", start, key), self._write_columns("value", start, value)
         if torch.is_grad_enabled() and call.needs_graph:
             # An autograd graph must not contain views of memory that later calls write to, and new keys need gradients.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from types import NoneType
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 from saccade.caches import Cache, CrossCache, LayerCache
 from saccade.engine.nested import Nested, is_nested
 from saccade.masks import Mask
-from saccade.matrix import DENSE_LIMIT, Matrix
+from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.mechanisms.readable_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
-from saccade.nn.attention_heads import CallPositions, Heads, rotation_positions, with_temperature
+from saccade.nn.attention_heads import CallPositions, Heads, rotated_together, rotation_positions, with_temperature
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.convolved_projections import ConvolvedProjections, restored_on_error, split_cache
 from saccade.nn.projections import weight_of
@@ -172,28 +171,20 @@ class MultiHeadAttention(AttentionLayer):
             given = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
             return outside(query, key, value, mask=mask, bias=bias, cache=cache, shared=shared, **given)
         call_positions = CallPositions(positions, kv_positions, rotary_positions)
-        main_cache, convolution_cache = (cache, None) if self.convolution is None else split_cache(cache)
-        with nullcontext() if convolution_cache is None else restored_on_error(convolution_cache):
+        caches: tuple[Any, LayerCache | None] = (cache, None) if self.convolution is None else split_cache(cache)
+        main_cache = caches[0]
+        with nullcontext() if caches[1] is None else restored_on_error(caches[1]):
             is_new = not (isinstance(main_cache, CrossCache) and main_cache.is_filled)
-            heads = self._heads(
-                query,
-                key,
-                value,
-                mask,
-                call_positions,
-                main_cache,  # type: ignore[arg-type]  # checked there
-                convolution_cache,
-            )
+            heads = self._heads(query, key, value, mask, call_positions, *caches)
             if shared is not None:
                 heads = heads._replace(value=shared.exchange(heads.key, heads.value))
-            if main_cache is None:
-                return self._product(self._matrix(heads, bias), heads, query)
-            assert isinstance(main_cache, LayerCache)
-            mechanism = self.mechanism
-            if bias is not None:
-                mechanism = mechanism.with_bias(checks.checked_bias(bias))
-            q, k, v, joined, q_places, kv_places = heads
             dropout_p = self.dropout_p if self.training else 0.0
+            if main_cache is None:
+                out = self._matrix(heads, bias).matmul(heads.value, dropout_p=dropout_p)
+                return self._project_output(out, query)
+            assert isinstance(main_cache, LayerCache)
+            mechanism = self.mechanism if bias is None else self.mechanism.with_bias(checks.checked_bias(bias))
+            q, k, v, joined, q_places, kv_places = heads
             if not isinstance(main_cache, CrossCache):
                 out = main_cache.attend(mechanism, q, k, v, mask=joined, positions=q_places, dropout_p=dropout_p)
                 return self._project_output(out, query)
@@ -244,18 +235,12 @@ class MultiHeadAttention(AttentionLayer):
         call_positions = CallPositions(positions, kv_positions, rotary_positions)
         heads = self._heads(query, key, value, mask, call_positions, None)
         matrix = self._matrix(heads, bias)
-        size = math.prod(matrix.shape)
-        if size > DENSE_LIMIT:
-            rule, got = f"be at most {DENSE_LIMIT:,} weights", f"{size:,} weights, {list(matrix.shape)}"
-            hint = "matrix(...) returns them as a lazy matrix: rows, products, A.mT @ x"
-            raise value_error("size", rule, got, hint=hint)
+        checks.check_stored_size(matrix.shape)
         return self._product(matrix, heads, query), matrix.to_dense()
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.embed_dim}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
-            f"mask={self.mask}, dropout_p={self.dropout_p}"
-        )
+        sizes = f"{self.embed_dim}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+        return f"{sizes}, mask={self.mask}, dropout_p={self.dropout_p}"
 
     def _heads(
         self,
@@ -269,10 +254,11 @@ class MultiHeadAttention(AttentionLayer):
     ) -> Heads:
         """Check the inputs of an attention call, project them to heads, and rotate queries and keys."""
         positions, kv_positions, rotary_positions = call_positions
+        parts_of, rotary = self._modules, self.rotary
         if cache is not None:
             if self.qk_norm is not None:
                 self.qk_norm.check_cache(cache)
-            positions_unknown = self.rotary is not None and positions is None
+            positions_unknown = rotary is not None and positions is None
             checks.check_with_cache(
                 cache, query, key, value, mask, kv_positions, self.context_dim, positions_unknown=positions_unknown
             )
@@ -285,7 +271,8 @@ class MultiHeadAttention(AttentionLayer):
         elif key is None:
             key, kv_positions = query, positions if kv_positions is None else kv_positions
         value = key if value is None or context_cached else value
-        weight = weight_of(self.query_projection)
+        query_projection = parts_of["query_projection"]
+        weight = weight_of(query_projection)
         dtype = None if weight is None else weight.dtype
         checks.check_inputs(query, key, value, self.embed_dim, self.context_dim, dtype)
         (batch, q_len, _), kv_len = query.shape, key.shape[1]
@@ -296,7 +283,7 @@ class MultiHeadAttention(AttentionLayer):
             kv_places = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
         if kv_places is not None and joined is not None:
             checks.check_document_positions(joined, kv_places)
-        uses_positions = q_places is not None or self.rotary is not None or self.temperature is not None
+        uses_positions = q_places is not None or rotary is not None or self.temperature is not None
         cache_numbers_tokens = not uses_positions and joined is not None and joined.is_causal
         if cache is not None and not is_cross and not cache_numbers_tokens:
             q_places = kv_places = checks.check_causal(
@@ -304,22 +291,21 @@ class MultiHeadAttention(AttentionLayer):
             )
         # Skip unused calls: each costs as much as a small operation.
         q_rotary_positions = k_rotary_positions = temperature_places = None
-        if self.rotary is not None or self.temperature is not None or rotary_positions is not None:
-            explicit = checks.checked_rotary_positions(rotary_positions, self.rotary, key is query, cache)
+        if rotary is not None or self.temperature is not None or rotary_positions is not None:
+            explicit = checks.checked_rotary_positions(rotary_positions, rotary, key is query, cache)
             q_rotary_positions, k_rotary_positions, temperature_places = rotation_positions(
                 explicit, (q_places, kv_places), (q_len, kv_len), joined
             )
         if context_cached:
-            q = self._split_and_rotate(self.query_projection(query), q_rotary_positions, self.query_norm)
+            q = self._split_and_rotate(query_projection(query), q_rotary_positions, self.query_norm)
             q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)
             return Heads(q, q, q, joined, q_places, kv_places)
-        parts: Sequence[Tensor] = self.query_projection(query), self.key_projection(key), self.value_projection(value)
+        projections = query_projection, parts_of["key_projection"], parts_of["value_projection"]
+        parts: Sequence[Tensor] = projections[0](query), projections[1](key), projections[2](value)
         if self.convolution is not None:
             checks.check_convolved(key is query and value is query, cache)
             parts = self._convolved(parts, joined, q_places, convolution_cache)
-        is_plain = self.rotary is None and self.qk_norm is None
-        q = self._split(parts[0]) if is_plain else self._split_and_rotate(parts[0], q_rotary_positions, self.query_norm)
-        k = self._split(parts[1]) if is_plain else self._split_and_rotate(parts[1], k_rotary_positions, self.key_norm)
+        q, k = self._query_and_key(parts[0], parts[1], q_rotary_positions, k_rotary_positions)
         q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)
         return Heads(q, k, self._split(parts[2]), joined, q_places, kv_places)
 
@@ -362,8 +348,7 @@ class MultiHeadAttention(AttentionLayer):
         if self.convolution is not None:
             checks.check_convolved(key is query and (value is None or value is query), None)
             parts = self._convolved(parts, joined, None, None)
-        q = self._split_and_rotate(parts[0], q_rotary_positions, self.query_norm)
-        k = self._split_and_rotate(parts[1], k_rotary_positions, self.key_norm)
+        q, k = self._query_and_key(parts[0], parts[1], q_rotary_positions, k_rotary_positions)
         q, v = with_temperature(q, self.temperature, q_rotary_positions, None), self._split(parts[2])
         positions = {name: Positions.of(table, name) for name, table in items.positions.items()}
         heads = Heads(q, k, v, joined, positions.get("q_positions"), positions.get("kv_positions"))
@@ -381,18 +366,34 @@ class MultiHeadAttention(AttentionLayer):
 
     def _project_output(self, heads: Tensor, query: Tensor) -> Tensor:
         """Apply the output gate, if there is one, and the output projection to the attention heads."""
-        merged = heads.transpose(1, 2).flatten(2)
+        batch, count, length, width = heads.shape
+        merged = heads.reshape(batch, 1, count * width) if length == 1 else heads.transpose(1, 2).flatten(2)
         if self.gate_projection is not None:
             merged = merged * torch.sigmoid(self.gate_projection(query))
-        return self.output_projection(merged)
+        return self._modules["output_projection"](merged)
+
+    def _query_and_key(
+        self, query: Tensor, key: Tensor, q_positions: range | Tensor | None, k_positions: range | Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Split projected queries and keys into heads, and normalize and rotate them."""
+        rotary, is_one_token = self.rotary, query.shape[1] == 1 and q_positions is k_positions
+        if self.qk_norm is None and (rotary is None or (is_one_token and isinstance(rotary, Rotary))):
+            q, k = self._split(query), self._split(key)
+            return (q, k) if rotary is None else rotated_together(q, k, rotary, q_positions)
+        q = self._split_and_rotate(query, q_positions, self.query_norm)
+        return q, self._split_and_rotate(key, k_positions, self.key_norm)
 
     def _split_and_rotate(self, projected: Tensor, positions: range | Tensor | None, norm: nn.Module | None) -> Tensor:
         """Split projected queries or keys into heads, and normalize and rotate them in the order of `QKNorm`."""
         if norm is None or self.qk_norm is None:
             heads = self._split(projected)
-            return heads if self.rotary is None else self.rotary(heads, positions)
+            rotary = self.rotary
+            return heads if rotary is None else rotary(heads, positions)
         return norm_and_rotate(projected, self._split, self.qk_norm, norm, self.rotary, positions)
 
     def _split(self, x: Tensor) -> Tensor:
         """Split projected tokens into heads. Under tensor parallelism, only some of the heads are on this device."""
-        return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)
+        (batch, length, width), head_dim = x.shape, self.head_dim
+        if length == 1:  # nothing to transpose
+            return x.reshape(batch, width // head_dim, 1, head_dim)
+        return x.reshape(batch, length, width // head_dim, head_dim).transpose(1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
 import torch
@@ -12,6 +13,7 @@ from saccade.engine import dropout
 from saccade.engine.nested import check_dense, check_nested
 from saccade.masks import Documents, Mask
 from saccade.masks.causality import sees_later
+from saccade.matrix import DENSE_LIMIT
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions, can_be_read
 from saccade.support.errors import describe, value_error
@@ -161,6 +163,15 @@ def check_with_cache(
                 raise value_error(name, rule, list(x.shape), hint="make a new CrossCache for a new context")
         if kv_positions is not None:
             raise value_error("kv_positions", "be given only in the first call with a CrossCache", "new positions")
+
+
+def check_stored_size(shape: tuple[int, int, int, int]) -> None:
+    """Raise an error if a matrix of this shape has too many weights to be stored."""
+    size = math.prod(shape)
+    if size > DENSE_LIMIT:
+        rule, got = f"be at most {DENSE_LIMIT:,} weights", f"{size:,} weights, {list(shape)}"
+        hint = "matrix(...) returns them as a lazy matrix: rows, products, A.mT @ x"
+        raise value_error("size", rule, got, hint=hint)
 
 
 def check_document_positions(mask: Mask, positions: Positions) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from saccade.masks import Mask
 from saccade.masks.rules.documents import positions_in_documents
@@ -55,6 +56,21 @@ def rotation_positions(
         return q_positions, kv_positions, (q_positions, mask)
     has_axes = isinstance(given, Tensor) and given.dim() > 2
     return given, given, (q_positions, mask) if has_axes else (given, None)
+
+
+def rotated_together(
+    query: Tensor, key: Tensor, rotary: nn.Module, positions: range | Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys with the same positions in one call, which for a single token takes half the time.
+
+    Args:
+        query, key: ``[batch, heads, len, head_dim]``; the numbers of heads may differ.
+        rotary: the rotary embedding, which treats all heads alike.
+        positions: the positions of both.
+    """
+    heads = query.shape[1]
+    both = rotary(torch.cat([query, key], 1), positions)
+    return both.narrow(1, 0, heads), both.narrow(1, heads, key.shape[1])
 
 
 def with_temperature(

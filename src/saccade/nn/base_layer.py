@@ -21,9 +21,14 @@ from saccade.support.validation import check_type
 
 
 class Layer(nn.Module):
-    """An ``nn.Module`` whose calls return a tensor, so that type checkers know the result type."""
+    """An ``nn.Module`` whose calls return a tensor, so that type checkers know the result type.
+
+    The code of a decoding step reads submodules from ``_modules``: torch finds ``self.name`` only after the usual
+    lookup has failed, which takes as long as a small operation.
+    """
 
     if TYPE_CHECKING:
+        _modules: dict[str, Any]
 
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
@@ -115,7 +120,7 @@ class AttentionLayer(ArgumentHints, Layer):
             batch_mask = as_mask(mask, shape)
             joined = batch_mask if self.mask is None else joined_with_batch_mask(self.mask, batch_mask)
         if joined is not None:
-            reasons = self.mechanism.reasons(joined)
+            reasons = self._modules["mechanism"].reasons(joined)
             if reasons:
                 raise unsupported(type(self.mechanism).__name__, reasons)
         return joined

@@ -136,14 +136,16 @@ class DecoderLayer(ResidualLayer):
         options: dict[str, Any] = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
         if shared is not None:
             options["shared"] = shared
-        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=self_cache, **options)
+        parts = self._modules
+        attention, attention_norm, feed_forward = parts["attention"], parts["attention_norm"], parts["feed_forward"]
+        attend = partial(attention, mask=mask, positions=positions, bias=bias, cache=self_cache, **options)
         if self.parallel:
-            tokens = self.attention_norm(x)
-            return x + self._dropped(attend(tokens) + self.feed_forward(tokens))
+            tokens = attention_norm(x)
+            return x + self._dropped(attend(tokens) + feed_forward(tokens))
         if self.part_norm:
-            x = self._add_normed(x, attend, self.attention_norm, self.attention_part_norm)
-            return self._add_normed(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_part_norm)
-        x = self._add(x, attend, self.attention_norm)
+            x = self._add_normed(x, attend, attention_norm, self.attention_part_norm)
+            return self._add_normed(x, feed_forward, self.feed_forward_norm, self.feed_forward_part_norm)
+        x = self._add(x, attend, attention_norm)
         if cross is not None and cross_norm is not None:
             attend_context = partial(
                 cross,
@@ -154,7 +156,7 @@ class DecoderLayer(ResidualLayer):
                 cache=cross_cache,
             )
             x = self._add(x, attend_context, cross_norm)
-        return self._add(x, self.feed_forward, self.feed_forward_norm)
+        return self._add(x, feed_forward, parts["feed_forward_norm"])
 
     def _add_normed(
         self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module, part_norm: nn.Module | None
@@ -199,7 +201,8 @@ class DecoderLayer(ResidualLayer):
         """
         if cache is None:
             return None, None
-        self_cache_type = Cache if getattr(self.attention, "convolution", None) is not None else LayerCache
+        is_convolved = getattr(self._modules["attention"], "convolution", None) is not None
+        self_cache_type = Cache if is_convolved else LayerCache
         if self.cross_attention is None and isinstance(cache, self_cache_type):
             return cache, None
         first, second = cache if isinstance(cache, Cache) and len(cache) == 2 else (None, None)

@@ -80,7 +80,8 @@ class ResidualLayer(ArgumentHints, Layer):
 
     def _dropped(self, change: Tensor) -> Tensor:
         """Apply dropout to a sublayer's output. In eval mode, skip the call, whose overhead is measurable."""
-        return self.dropout(change) if self.dropout.training else change
+        dropout_layer = self._modules["dropout"]
+        return dropout_layer(change) if dropout_layer.training else change
 
 
 class EncoderLayer(ResidualLayer):

@@ -88,9 +88,10 @@ class FeedForward(ArgumentHints, Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the network to each token. The shape ``[..., embed_dim]`` does not change."""
-        activation = ACTIVATIONS[self.activation]
-        inner = activation(self.expand(x)) if self.gate is None else activation(self.gate(x)) * self.expand(x)
-        return self.contract(self.dropout(inner) if self.dropout.training else inner)
+        activation, parts = ACTIVATIONS[self.activation], self._modules
+        expand, gate, dropout_layer = parts["expand"], parts.get("gate"), parts["dropout"]
+        inner = activation(expand(x)) if gate is None else activation(gate(x)) * expand(x)
+        return parts["contract"](dropout_layer(inner) if dropout_layer.training else inner)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.hidden_dim}, activation={self.activation!r}, gated={self.gate is not None}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -37,7 +37,8 @@ def check_sources(layers: nn.ModuleList) -> None:
 
 
 def _attentions(layers: nn.ModuleList) -> list[AttentionLayer]:
-    return [cast(AttentionLayer, layer.attention) for layer in layers]
+    attentions: list[Any] = [layer.attention for layer in layers]
+    return attentions
 
 
 def _check_keys(source: AttentionLayer, reader: SharedKeyAttention, name: str, index: int) -> None:
@@ -65,10 +66,13 @@ def shared_options(layers: nn.ModuleList, mixes: Tensor | None) -> list[dict[str
         first = SharedKeys()
         return [{"shared": one} for one in (first, *(MixedValues(first, weights) for weights in mixes))]
     shared: dict[int, SharedKeys | SharedSelection] = {}
-    for reader in _attentions(layers):
+    attentions = _attentions(layers)
+    for reader in attentions:
         if reader.source is not None and reader.source not in shared:
             shared[reader.source] = SharedKeys() if isinstance(reader, SharedKeyAttention) else SharedSelection()
-    sources = (index if own.source is None else own.source for index, own in enumerate(_attentions(layers)))
+    if not shared:
+        return [{} for _ in attentions]
+    sources = (index if own.source is None else own.source for index, own in enumerate(attentions))
     return [{"shared": shared[source]} if source in shared else {} for source in sources]
 
 

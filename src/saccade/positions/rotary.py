@@ -202,9 +202,7 @@ class Rotary(ArgumentHints, nn.Module):
             # Tensors created in inference mode must not be used with autograd.
             inference, length = torch.is_inference_mode_enabled(), len(positions)
             if length == 1 and positions.start >= 0:
-                block, place = divmod(positions.start, _BLOCK)
-                cos, sin = _cached_factors(range(block * _BLOCK, (block + 1) * _BLOCK), settings, inference)
-                return cos.narrow(2, place, 1), sin.narrow(2, place, 1)
+                return _cached_factors_of_one(positions.start, settings, inference)
             if length <= _MOST_CACHED:
                 return _cached_factors(positions, settings, inference)
         return _factors(positions, settings)
@@ -244,9 +242,10 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """Rotate the first channels of queries or keys by the factors from `paired`; all other channels are unchanged."""
     rotary_dim = cos.shape[-1]
     part = x if rotary_dim == x.shape[-1] else x[..., :rotary_dim]
-    wide = part.to(cos.dtype)
+    wide = part if part.dtype == cos.dtype else part.to(cos.dtype)  # each operation costs time
     other = wide.roll(rotary_dim // 2, -1) if layout == "half" else wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    turned = torch.addcmul(wide * cos, other, sin).to(x.dtype)
+    turned = torch.addcmul(wide * cos, other, sin)
+    turned = turned if wide is part else turned.to(x.dtype)
     return turned if part is x else torch.cat([turned, x[..., rotary_dim:]], -1)
 
 
@@ -262,3 +261,11 @@ def _cached_factors(positions: range, settings: _RotationSettings, inference: bo
     """Compute rotary factors and cache them, because all layers and many decoding steps use the same positions."""
     del inference  # part of the cache key only
     return _factors(positions, settings)
+
+
+@lru_cache(maxsize=8)
+def _cached_factors_of_one(position: int, settings: _RotationSettings, inference: bool) -> tuple[Tensor, Tensor]:
+    """Return views of the rotary factors of a single position, for the queries and keys of all layers of a step."""
+    block, place = divmod(position, _BLOCK)
+    cos, sin = _cached_factors(range(block * _BLOCK, (block + 1) * _BLOCK), settings, inference)
+    return cos.narrow(2, place, 1), sin.narrow(2, place, 1)
