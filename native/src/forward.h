@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "keys_in_place.h"
 #include "scores.h"
 
 namespace LEVEL {
@@ -45,13 +46,21 @@ class Forward {
     for (int i = 0; i < block.count(); ++i) row_max_[i] = -INF, row_sum_[i] = 0.0f;
     const int64_t first = args_.panels() * part / args_.key_parts, stop = args_.panels() * (part + 1) / args_.key_parts;
     const Left<Format> query = queries();
-    const bool any = for_each_group<PANELS>(
-        args_, block, first, stop, [&](const PanelGroup& group, bool accumulate) { add(group, query, accumulate); });
+    const auto each = [&](const PanelGroup& group, bool accumulate) { add(group, query, accumulate); };
+    const bool any = reads_in_place() ? for_each_group<FEW_PANELS>(args_, block, first, stop, each)
+                                      : for_each_group<PANELS>(args_, block, first, stop, each);
     args_.partial ? store_partial(any, part) : write_rows(any);
   }
 
  private:
   using Number = typename Format::Number;
+  static constexpr int FEW_PANELS = PANELS < 4 ? PANELS : 4;  // whose values stay in the cache
+
+  // Return whether few queries read each key once, in place.
+  bool reads_in_place() const {
+    return READS_IN_PLACE && !IS_BF16 && args_.reads_keys_once() && block_.count() <= FEW_ROWS &&
+           args_.dim % LANES == 0;
+  }
 
   // Return the queries of the block: in place, or copied together if the block has several heads.
   Left<Format> queries() {
@@ -70,6 +79,10 @@ class Forward {
   void add(const PanelGroup& group, Left<Format> query, bool accumulate) {
     const int rows = block_.count();
     for (int n = 0; n < group.count; ++n) {
+      if (reads_in_place()) {
+        score(group.panel[n], query, {scores_ + n * PANEL, STRIDE});
+        continue;
+      }
       const Right<Format> keys = keys_.get(block_, group.panel[n]);
       if (args_.reads_keys_once()) prefetch_values(group, n);
       const int vectors = (args_.keys_in(group.panel[n]) + LANES - 1) / LANES;
@@ -93,8 +106,21 @@ class Forward {
       } else {
         const Left<Format> weights{scores_ + n * PANEL, STRIDE, 1};
         const Right<Format> values{args_.v.at<float>(block_.b, block_.kv_head, first), args_.v.row / ITEM};
-        multiply<Format>(out, weights, values, rows, vectors, count, accumulate || n);
+        if (reads_in_place() && vectors % 8 == 0)
+          add_values_in_place(out, weights, values, rows, vectors, count, accumulate || n);
+        else
+          multiply<Format>(out, weights, values, rows, vectors, count, accumulate || n);
       }
+    }
+  }
+
+  // Compute the scores of one or two queries with a panel of keys in place.
+  void score(int64_t panel, Left<Format> query, Out scores) {
+    if constexpr (!IS_BF16) {
+      const auto run = block_.count() == 2 ? score_in_place<2> : score_in_place<1>;
+      run(scores, query, args_.k.at<char>(block_.b, block_.kv_head, panel * PANEL), args_.k.row,
+          args_.v.at<char>(block_.b, block_.kv_head, panel * PANEL), args_.v.row, args_.value_dim * ITEM,
+          args_.keys_in(panel), args_.dim);
     }
   }
 
