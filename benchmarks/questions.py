@@ -31,6 +31,7 @@ from benchmarks import (
     stored,
     threads,
     training_memory,
+    training_step,
     transformer_models,
     window,
 )
@@ -44,6 +45,7 @@ QUESTIONS: dict[str, ModuleType] = {
     "bigbird": bigbird,
     "models": transformer_models,
     "training_memory": training_memory,
+    "training_step": training_step,
     "packed": packed,
     "bool_mask": bool_mask,
     "packages": packages,
