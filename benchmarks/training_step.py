@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.checking import assert_agree
 from benchmarks.measuring import Referee, compare
@@ -19,6 +19,7 @@ from benchmarks.step_profile import ATTENTION, MATMUL, profiled
 from saccade.engine.kernels import native
 from saccade.models import Decoder, decoder
 from saccade.nn import FeedForward
+from saccade.nn.norms import RMSNorm
 from saccade.positions import Rotary
 
 N, WINDOW, P = 2048, 256, 0.1
@@ -37,7 +38,7 @@ ROUNDS, COMPILE_S = 3, 300.0
 TITLE = f"training step of a decoder, 8 layers, width 512, 8,192 words, n={N:,}, window {WINDOW}, dropout {P}, float32"
 TITLE_ZH = f"解码器训练一步，8 层，宽 512，8,192 个词，{N:,} 个词元，窗口 {WINDOW}，dropout {P}，float32"
 SCOPES = (
-    (nn.RMSNorm, "forward", "norms"),
+    (RMSNorm, "forward", "norms"),
     (Rotary, "forward", "rotary"),
     (FeedForward, "forward", "gates"),
     (decoder, "mean_cross_entropy", "loss"),

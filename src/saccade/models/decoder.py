@@ -34,6 +34,7 @@ from saccade.nn import (
 )
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.norms import make_norm
+from saccade.nn.projections import is_only_product
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
@@ -204,7 +205,17 @@ class Decoder(SavedText):
         targets = next_tokens(tokens, mask, positions) if targets is None else targets
         check_targets(targets, tokens, vocab_size)
         hidden = self.hidden(tokens, mask=mask, positions=positions, rotary_positions=rotary_positions)
-        return mean_cross_entropy(self.logits, hidden, targets, chunk_size, vocab_size)
+        return mean_cross_entropy(self.logits, hidden, targets, chunk_size, vocab_size, self._only_weight())
+
+    def _only_weight(self) -> Tensor | None:
+        """Return the weight ``[vocab_size, embed_dim]`` if `logits` is only a product with it, or None."""
+        head, config = self.head, self.config
+        is_more = config.logit_scale != 1.0 or config.logit_softcap is not None
+        if is_more or type(self).logits is not Decoder.logits or "logits" in vars(self):
+            return None
+        if head is None:
+            return self.embedding.weight
+        return head.weight if is_only_product(head) else None
 
     @torch.no_grad()
     def matrices(
