@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
-from saccade.models import next_token_loss
+from saccade.models import Decoder, DecoderConfig, next_token_loss
 from saccade.nn import FeedForward, feed_forward, norms
 from saccade.positions import Rotary, rotary
 
@@ -166,6 +167,14 @@ def test_checkpoints(case, plainly):
     torch.testing.assert_close(_run(again, inputs), plainly(inputs), atol=1e-12, rtol=1e-10)
 
 
+def test_autocast_and_dispatch_modes_see_the_operations(case):
+    inputs = _inputs(case, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not _functions(case.function(*inputs))
+    with FlopCounterMode(display=False):
+        assert not _functions(case.function(*inputs))
+
+
 def test_a_second_backward_pass_through_the_same_graph(case):
     inputs = _inputs(case)
     out = case.function(*inputs).sum()
@@ -196,3 +205,31 @@ def test_a_loss_without_targets_is_nan():
     hidden, weight = _inputs(CASES["loss"])
     targets = torch.full((2, 6), -100)
     assert next_token_loss.mean_cross_entropy(lambda x: x @ weight.mT, hidden, targets, 5, 9, weight).isnan()
+
+
+def _softcapped(logits: Tensor) -> Tensor:
+    return 3 * torch.tanh(logits / 3)
+
+
+@pytest.mark.parametrize("change", ["none", "hook", "adapter", "bias", "scale", "softcap", "subclass", "tied"])
+def test_the_loss_is_one_function_only_if_logits_are_a_product(change):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "max_len": 8, "embed_dim": 8, "num_heads": 2, "num_layers": 1, "feed_forward_dim": 8}
+    options = {"scale": {"logit_scale": 0.5}, "softcap": {"logit_softcap": 3.0}}.get(change, {})
+    kind = Decoder
+    if change == "subclass":
+        kind = type("Capped", (Decoder,), {"logits": lambda self, hidden: _softcapped(Decoder.logits(self, hidden))})
+    decoder = kind(DecoderConfig(**sizes, tied=change == "tied", **options)).double()
+    if change == "hook":
+        decoder.head.register_forward_hook(lambda module, inputs, out: _softcapped(out))
+    elif change == "adapter":
+        decoder.head = nn.Sequential(decoder.head, nn.Tanh())
+    elif change == "bias":
+        decoder.head = nn.Linear(8, 30, dtype=torch.float64)
+    tokens = torch.randint(30, (1, 8))
+    loss = decoder.loss(tokens, chunk_size=3)
+    assert ("LinearCrossEntropyBackward" in _functions(loss)) == (change in ("none", "tied"))
+    expected = nn.functional.cross_entropy(decoder(tokens)[0, :-1], tokens[0, 1:])
+    torch.testing.assert_close(loss, expected)
+    weights = list(decoder.parameters())
+    torch.testing.assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(expected, weights))

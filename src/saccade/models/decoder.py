@@ -196,7 +196,9 @@ class Decoder(SavedText):
                 targets and the mask depends on the batch but does not show where texts end.
 
         Cost: memory for ``chunk_size * vocab_size`` logits instead of ``len * vocab_size``. With gradients and more
-        than one chunk, logits are computed twice. Under torch.func, the logits of all tokens are stored.
+        than one chunk, gradients are computed beside the loss in eager training on CPUs in float32 and float64,
+        if logits are only a product (no softcap, scale, hook or adapter); else logits are computed twice. Under
+        torch.func, the logits of all tokens are stored.
         """
         vocab_size = self.config.vocab_size
         if chunk_size is not None:

@@ -13,7 +13,7 @@ from saccade.masks import And, BlockDiffusion, Documents, Mask, Padding
 from saccade.models.linear_cross_entropy import LinearCrossEntropy
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import type_error, value_error
-from saccade.support.torch_modes import has_values, is_autocast, is_eager_training, is_tracing, is_transformed
+from saccade.support.torch_modes import has_values, is_eager_training, is_tracing, is_transformed
 from saccade.tasks import IGNORED
 
 _LOGITS = 1 << 22  # logits in one chunk: 16 MiB in float32, which fit into a processor's cache
@@ -111,7 +111,7 @@ def mean_cross_entropy(
         return F.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction="sum")
 
     count = (targets != IGNORED).sum()
-    if len(rows) > 1 and weight is not None and is_eager_training(hidden, weight) and not is_autocast(hidden):
+    if len(rows) > 1 and weight is not None and is_eager_training(hidden, weight):
         whole: Tensor = LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), size)
         return whole / count
     # Checkpointing saves nothing without gradients or with a single chunk, and torch.func does not support it.

@@ -163,7 +163,7 @@ def is_eager_training(*tensors: Tensor) -> bool:
     """Return whether autograd alone records the next operation, on ordinary CPU tensors of the same wide dtype.
 
     An operation may then be an autograd function with a backward pass of few operations, which neither compilers nor
-    transforms, dispatch modes or forward-mode derivatives need to see through.
+    transforms, dispatch modes, autocast or forward-mode derivatives need to see through.
     """
     dtype = tensors[0].dtype
     return (
@@ -173,6 +173,7 @@ def is_eager_training(*tensors: Tensor) -> bool:
         and any(x.requires_grad for x in tensors)
         and not num_dispatch_modes()
         and not has_forward_derivatives()
+        and not is_autocast(tensors[0])
     )
 
 
