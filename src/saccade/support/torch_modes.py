@@ -163,16 +163,22 @@ def is_eager_training(*tensors: Tensor) -> bool:
     """Return whether autograd alone records the next operation, on ordinary CPU tensors of the same wide dtype.
 
     An operation may then be an autograd function with a backward pass of few operations, which neither compilers nor
-    transforms, dispatch modes, autocast or forward-mode derivatives need to see through.
+    transforms, autocast or forward-mode derivatives need to see through. Fake tensors count as ordinary, so that a
+    forecast of a training step is one of the same operations.
     """
     dtype = tensors[0].dtype
+    is_fake = not torch.compiler.is_dynamo_compiling() and type(tensors[0]) is FakeTensor
+    if is_fake and torch._C._get_dispatch_mode(_RECORDS) is not None:
+        return False
     return (
         torch.is_grad_enabled()
         and dtype in (torch.float32, torch.float64)
-        and all(is_plain(x) and x.is_cpu and x.dtype == dtype for x in tensors)
+        and all((type(x) is FakeTensor if is_fake else is_plain(x)) and x.dtype == dtype for x in tensors)
+        and all(x.is_cpu for x in tensors)
         and any(x.requires_grad for x in tensors)
-        and not num_dispatch_modes()
-        and not has_forward_derivatives()
+        and not is_transformed()
+        and not is_recorded()
+        and (is_fake or not has_forward_derivatives())
         and not is_autocast(tensors[0])
     )
 
