@@ -32,6 +32,7 @@ WORDS = {
     "with backward": "含反向",
     "forward": "前向",
     "training step": "训练一步",
+    "what is neither matmul nor attention": "矩阵乘法和注意力以外的部分",
     "half of the pairs": "一半的词对",
     "after the first look": "看过一次之后",
     "each of 63 tokens after the first": "首个之后 63 个词元，平均每个",
@@ -56,6 +57,7 @@ WORDS = {
     "2 threads": "2 个线程",
     # of peers
     "transformers' sdpa": "transformers 的 sdpa",
+    "compiled": "编译后",
     "no-wheel": "不装 wheel",
     "all keys": "全部键",
     "read anew": "重新读",

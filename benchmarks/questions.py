@@ -32,6 +32,7 @@ from benchmarks import (
     stored,
     threads,
     training_memory,
+    training_step,
     transformer_models,
     window,
 )
@@ -45,6 +46,7 @@ QUESTIONS: dict[str, ModuleType] = {
     "bigbird": bigbird,
     "models": transformer_models,
     "training_memory": training_memory,
+    "training_step": training_step,
     "packed": packed,
     "bool_mask": bool_mask,
     "packages": packages,

@@ -34,6 +34,7 @@ from saccade.nn import (
 )
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.norms import make_norm
+from saccade.nn.projections import is_only_product
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
@@ -195,7 +196,9 @@ class Decoder(SavedText):
                 targets and the mask depends on the batch but does not show where texts end.
 
         Cost: memory for ``chunk_size * vocab_size`` logits instead of ``len * vocab_size``. With gradients and more
-        than one chunk, logits are computed twice. Under torch.func, the logits of all tokens are stored.
+        than one chunk, gradients are computed beside the loss in eager training on CPUs in float32 and float64,
+        if logits are only a product (no softcap, scale, hook or adapter); else logits are computed twice. Under
+        torch.func, the logits of all tokens are stored.
         """
         vocab_size = self.config.vocab_size
         if chunk_size is not None:
@@ -204,7 +207,17 @@ class Decoder(SavedText):
         targets = next_tokens(tokens, mask, positions) if targets is None else targets
         check_targets(targets, tokens, vocab_size)
         hidden = self.hidden(tokens, mask=mask, positions=positions, rotary_positions=rotary_positions)
-        return mean_cross_entropy(self.logits, hidden, targets, chunk_size, vocab_size)
+        return mean_cross_entropy(self.logits, hidden, targets, chunk_size, vocab_size, self._only_weight())
+
+    def _only_weight(self) -> Tensor | None:
+        """Return the weight ``[vocab_size, embed_dim]`` if `logits` is only a product with it, or None."""
+        head, config = self.head, self.config
+        is_more = config.logit_scale != 1.0 or config.logit_softcap is not None
+        if is_more or type(self).logits is not Decoder.logits or "logits" in vars(self):
+            return None
+        if head is None:
+            return self.embedding.weight
+        return head.weight if is_only_product(head) else None
 
     @torch.no_grad()
     def matrices(

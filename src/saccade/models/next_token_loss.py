@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from saccade.masks import And, BlockDiffusion, Documents, Mask, Padding
+from saccade.models.linear_cross_entropy import LinearCrossEntropy
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import type_error, value_error
-from saccade.support.torch_modes import has_values, is_tracing, is_transformed
+from saccade.support.torch_modes import has_values, is_eager_training, is_tracing, is_transformed
 from saccade.tasks import IGNORED
 
 _LOGITS = 1 << 22  # logits in one chunk: 16 MiB in float32, which fit into a processor's cache
@@ -82,7 +83,12 @@ def check_targets(targets: object, tokens: Tensor, vocab_size: int) -> None:
 
 
 def mean_cross_entropy(
-    logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, chunk_size: int | None, vocab_size: int
+    logits: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    chunk_size: int | None,
+    vocab_size: int,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy of targets, computed chunk by chunk, as a float32 or float64 scalar.
 
@@ -91,8 +97,10 @@ def mean_cross_entropy(
         hidden: its inputs, ``[batch, len, embed_dim]``.
         targets: int64 ``[batch, len]``; tokens with target -100 do not count.
         chunk_size: number of tokens whose logits are computed at a time; by default, about four million logits.
+        weight: ``[vocab_size, embed_dim]`` if logits are only a product with it.
 
-    Cost: with several chunks and gradients, logits are computed twice; under torch.func, all of them are stored.
+    Cost: with several chunks and gradients, logits are computed twice if there is no ``weight``, or on a GPU, in half
+    precision, under autocast or a compiler; under torch.func, all of them are stored.
     """
     rows = hidden.flatten(0, -2).split(size := chunk_size or max(64, _LOGITS // vocab_size))
     wanted = targets.flatten().split(size)
@@ -102,10 +110,14 @@ def mean_cross_entropy(
         scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
         return F.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction="sum")
 
+    count = (targets != IGNORED).sum()
+    if len(rows) > 1 and weight is not None and is_eager_training(hidden, weight):
+        whole: Tensor = LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), size)
+        return whole / count
     # Checkpointing saves nothing without gradients or with a single chunk, and torch.func does not support it.
     needs_no_checkpoint = len(rows) == 1 or not torch.is_grad_enabled() or is_transformed()
     totals = [
         total(*pair) if needs_no_checkpoint else checkpoint(total, *pair, use_reentrant=False, preserve_rng_state=False)
         for pair in zip(rows, wanted, strict=True)
     ]
-    return torch.stack(totals).sum() / (targets != IGNORED).sum()
+    return torch.stack(totals).sum() / count

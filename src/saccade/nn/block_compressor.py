@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from saccade.matrix import AttentionMatrix
 from saccade.mechanisms.entry_softmax import EntrySoftmax
 from saccade.nn.base_layer import Layer
+from saccade.nn.norms import RMSNorm
 from saccade.positions import Rotary
 from saccade.positions.token_positions import GivenPositions
 from saccade.scorers import LightningIndexer
@@ -42,7 +43,7 @@ class BlockCompressor(Layer):
         self.content_projection = nn.Linear(embed_dim, channels, bias=False)
         self.gate_projection = nn.Linear(embed_dim, channels, bias=False)
         self.position_bias = nn.Parameter(torch.zeros(block_size, channels))
-        self.norm = nn.RMSNorm(width, norm_eps)
+        self.norm = RMSNorm(width, norm_eps)
 
     @property
     def parts_dim(self) -> int:

@@ -17,6 +17,7 @@ from saccade.nn import attention_checks as checks
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.block_compressor import BlockCompressor, BlockReader, EntryIndexer, rotate_end
 from saccade.nn.grouped_linear import GroupedLinear
+from saccade.nn.norms import RMSNorm
 from saccade.nn.projections import weight_of
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
@@ -123,11 +124,11 @@ class CompressedAttention(AttentionLayer):
         if query_latent_dim is not None:
             query_dim = check_int("query_latent_dim", query_latent_dim)
             self.query_latent_projection = nn.Linear(embed_dim, query_dim, bias=False)
-            self.query_norm = nn.RMSNorm(query_dim, eps)
+            self.query_norm = RMSNorm(query_dim, eps)
         self.query_projection = nn.Linear(query_dim, num_heads * head_dim, bias=False)
-        self.head_norm = nn.RMSNorm(head_dim, eps, elementwise_affine=False)
+        self.head_norm = RMSNorm(head_dim, eps, elementwise_affine=False)
         self.key_projection = nn.Linear(embed_dim, head_dim, bias=False)
-        self.key_norm = nn.RMSNorm(head_dim, eps)
+        self.key_norm = RMSNorm(head_dim, eps)
         self.compressor = BlockCompressor(embed_dim, head_dim, block_size, overlap, eps)
         if index_heads is not None and index_dim is not None:
             check_int("index_dim", index_dim, max(1, rotary_dim))

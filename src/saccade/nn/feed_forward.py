@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from saccade.engine import dropout
 from saccade.nn.base_layer import Layer
 from saccade.support.argument_hints import ArgumentHints
+from saccade.support.torch_modes import is_eager_training, needs_plain_backward, redifferentiable
 from saccade.support.validation import check_bool, check_choice, check_int
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
@@ -90,8 +91,31 @@ class FeedForward(ArgumentHints, Layer):
         """Apply the network to each token. The shape ``[..., embed_dim]`` does not change."""
         activation, parts = ACTIVATIONS[self.activation], self._modules
         expand, gate, dropout_layer = parts["expand"], parts.get("gate"), parts["dropout"]
-        inner = activation(expand(x)) if gate is None else activation(gate(x)) * expand(x)
+        if gate is None:
+            inner = activation(expand(x))
+        else:
+            gates, expanded = gate(x), expand(x)
+            is_one = activation is F.silu and is_eager_training(gates, expanded)
+            inner = _GatedSilu.apply(gates, expanded) if is_one else activation(gates) * expanded
         return parts["contract"](dropout_layer(inner) if dropout_layer.training else inner)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.hidden_dim}, activation={self.activation!r}, gated={self.gate is not None}"
+
+
+class _GatedSilu(torch.autograd.Function):
+    """Autograd function of ``silu(gate) * x``, which stores only its inputs and makes no other large tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, x)
+        return F.silu(gate).mul_(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gate, x = ctx.saved_tensors
+        if needs_plain_backward(grad):
+            return redifferentiable(lambda gate, x: F.silu(gate) * x, (gate, x), ctx.needs_input_grad, grad)
+        of_gate = grad * x
+        torch.ops.aten.silu_backward.grad_input(of_gate, gate, grad_input=of_gate)
+        return of_gate, F.silu(gate).mul_(grad)

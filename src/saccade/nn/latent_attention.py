@@ -17,6 +17,7 @@ from saccade.nn import attention_checks as checks
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.indexer import Indexer, check_indexer
 from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSizes, absorb, expand_values
+from saccade.nn.norms import RMSNorm
 from saccade.nn.projections import reasons_against_plain, weight_of
 from saccade.nn.shared_selection import SharedSelection
 from saccade.positions import Bias, Rotary
@@ -147,10 +148,10 @@ class LatentAttention(AttentionLayer):
         if query_latent_dim is not None:
             query_dim = check_int("query_latent_dim", query_latent_dim)
             self.query_latent_projection = nn.Linear(embed_dim, query_dim, bias=has_bias)
-            self.query_norm = nn.RMSNorm(query_dim, eps)
+            self.query_norm = RMSNorm(query_dim, eps)
         self.query_projection = nn.Linear(query_dim, num_heads * head_dim, bias=False)
         self.latent_projection = nn.Linear(embed_dim, self.sizes.cached, bias=has_bias)
-        self.latent_norm = nn.RMSNorm(latent_dim, eps)
+        self.latent_norm = RMSNorm(latent_dim, eps)
         self.expansion = nn.Linear(latent_dim, num_heads * (plain + value_dim), bias=False)
         self.output_projection = nn.Linear(num_heads * value_dim, embed_dim, bias=has_bias)
         check_indexer(indexer, embed_dim, query_dim)

@@ -1,20 +1,64 @@
-"""Build a layer norm or a root-mean-square norm by name."""
+"""Build a layer norm or a root-mean-square norm by name, and the root-mean-square norm itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from saccade.support.torch_modes import is_eager_training, needs_plain_backward, redifferentiable
 from saccade.support.validation import check_choice, check_number
 
 Norm = Literal["layer", "layer_without_bias", "rms"]
 
+
+class RMSNorm(nn.RMSNorm):
+    """Torch's root-mean-square norm, whose gradients on CPUs take a third of the time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x divided by the root of its mean square over the last axis, times the weights."""
+        weight, shape = self.weight, self.normalized_shape
+        if weight is None or len(shape) != 1 or x.shape[-1:] != shape or not is_eager_training(x, weight):
+            return super().forward(x)
+        out: Tensor = _RootMeanSquare.apply(x, weight, torch.finfo(x.dtype).eps if self.eps is None else self.eps)
+        return out
+
+
+class _RootMeanSquare(torch.autograd.Function):
+    """Autograd function of the norm, which passes over its inputs as few times as torch's operations allow."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        width = x.shape[-1]
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(width).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        ctx.eps = eps
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        if needs_plain_backward(grad):
+            plain = partial(_plain, eps=ctx.eps)
+            return *redifferentiable(plain, (x, weight), ctx.needs_input_grad[:2], grad), None
+        products = (grad * x).flatten(0, -2)
+        of_weight = products.mT @ scale.flatten()
+        along = (products @ weight).view_as(scale) * scale.pow(3) / -x.shape[-1]
+        return (grad * scale).mul_(weight).addcmul_(x, along), of_weight, None
+
+
+def _plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
 NORMS: dict[str, Callable[[int, float], nn.Module]] = {
     "layer": nn.LayerNorm,
     "layer_without_bias": lambda embed_dim, eps: nn.LayerNorm(embed_dim, eps, bias=False),
-    "rms": nn.RMSNorm,
+    "rms": RMSNorm,
 }
 
 

@@ -17,6 +17,13 @@ def weight_of(layer: nn.Module) -> Tensor | None:
     return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None
 
 
+def is_only_product(layer: nn.Module) -> bool:
+    """Return whether a call of the layer is a product with its weight and nothing else: no bias, hook or adapter."""
+    changed = ("forward", "_forward", "_backward")  # a method of this object alone, and hooks
+    is_changed = any(value for name, value in vars(layer).items() if name.startswith(changed))
+    return type(layer) is nn.Linear and layer.bias is None and not is_changed
+
+
 def reasons_against_plain(layers: Mapping[str, nn.Module], target: str) -> list[str]:
     """Return a reason for each projection that cannot be converted because it is not a plain linear layer.
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from saccade.nn.norms import RMSNorm
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_bool, check_choice, check_number
@@ -48,10 +49,10 @@ class QKNorm:
         if self.after_rotary:
             check_choice("across", self.across, ("head",), hint="after the rotation, each head is normed separately")
 
-    def make(self, num_heads: int, head_dim: int) -> nn.RMSNorm:
+    def make(self, num_heads: int, head_dim: int) -> RMSNorm:
         """Build the norm for queries or keys with ``num_heads`` heads."""
         width = head_dim if self.across == "head" else num_heads * head_dim
-        return nn.RMSNorm(width, self.eps, elementwise_affine=self.learned)
+        return RMSNorm(width, self.eps, elementwise_affine=self.learned)
 
     def check_cache(self, cache: object) -> None:
         """Raise an error if the cache rotates keys again although they were normalized after the first rotation.

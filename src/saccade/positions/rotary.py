@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from types import NoneType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from saccade.positions.token_positions import as_positions
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, shown, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.torch_modes import is_plain
+from saccade.support.torch_modes import is_eager_training, is_plain, needs_plain_backward
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
 _MOST_CACHED = 1 << 13  # maximum number of positions with cached angles: 8 MB for heads of width 128
@@ -240,13 +240,55 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """Rotate the first channels of queries or keys by the factors from `paired`; all other channels are unchanged."""
+    if is_eager_training(x, cos, sin) and not (cos.requires_grad or sin.requires_grad):
+        out: Tensor = _Rotation.apply(x, cos, sin, layout, 1)
+        return out
     rotary_dim = cos.shape[-1]
     part = x if rotary_dim == x.shape[-1] else x[..., :rotary_dim]
     wide = part if part.dtype == cos.dtype else part.to(cos.dtype)  # each operation costs time
-    other = wide.roll(rotary_dim // 2, -1) if layout == "half" else wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    if layout == "half":
+        other = wide.roll(rotary_dim // 2, -1)
+    else:  # batched gradients support reshape, but not flatten
+        other = wide.reshape(*wide.shape[:-1], -1, 2).flip(-1).reshape(wide.shape)
     turned = torch.addcmul(wide * cos, other, sin)
     turned = turned if wide is part else turned.to(x.dtype)
     return turned if part is x else torch.cat([turned, x[..., rotary_dim:]], -1)
+
+
+class _Rotation(torch.autograd.Function):
+    """Autograd function of the rotation, whose gradient is rotated back. It stores nothing but the factors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: str, sign: int) -> Tensor:
+        out = torch.empty_like(x)
+        ctx.save_for_backward(cos, sin)
+        ctx.layout, ctx.sign, ctx.strides = layout, sign, out.stride()
+        return _turn(x, cos, sin, layout, sign, out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        if needs_plain_backward(grad):
+            return rotated(grad, cos, sin * -ctx.sign, ctx.layout), None, None, None, None
+        out = torch.empty_strided(grad.shape, ctx.strides, dtype=grad.dtype, device=grad.device)
+        return _turn(grad, cos, sin, ctx.layout, -ctx.sign, out), None, None, None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str, sign: int, out: Tensor) -> Tensor:
+    """Write the channels of x, the first of them rotated forward (sign 1) or back (-1), into ``out``."""
+    rotary_dim = cos.shape[-1]
+    torch.mul(x[..., :rotary_dim], cos, out=out[..., :rotary_dim])
+    if rotary_dim < x.shape[-1]:
+        out[..., rotary_dim:] = x[..., rotary_dim:]
+    pairs = rotary_dim // 2
+    first, second = (
+        (slice(0, pairs), slice(pairs, rotary_dim))
+        if layout == "half"
+        else (slice(0, rotary_dim, 2), slice(1, rotary_dim, 2))
+    )
+    for own, other in ((first, second), (second, first)):
+        out[..., own].addcmul_(x[..., other], sin[..., own], value=sign)
+    return out
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
