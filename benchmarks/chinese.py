@@ -57,7 +57,6 @@ WORDS = {
     "2 threads": "2 个线程",
     # of peers
     "transformers' sdpa": "transformers 的 sdpa",
-    "compiled": "编译后",
     "no-wheel": "不装 wheel",
     "all keys": "全部键",
     "read anew": "重新读",

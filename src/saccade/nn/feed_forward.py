@@ -95,7 +95,7 @@ class FeedForward(ArgumentHints, Layer):
             inner = activation(expand(x))
         else:
             gates, expanded = gate(x), expand(x)
-            is_one = activation is F.silu and is_eager_training(gates, expanded)
+            is_one = activation is F.silu and torch.is_grad_enabled() and is_eager_training(gates, expanded)
             inner = _GatedSilu.apply(gates, expanded) if is_one else activation(gates) * expanded
         return parts["contract"](dropout_layer(inner) if dropout_layer.training else inner)
 

@@ -22,7 +22,9 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Return x divided by the root of its mean square over the last axis, times the weights."""
         weight, shape = self.weight, self.normalized_shape
-        if weight is None or len(shape) != 1 or x.shape[-1:] != shape or not is_eager_training(x, weight):
+        if not torch.is_grad_enabled() or weight is None or len(shape) != 1 or x.shape[-1:] != shape:
+            return super().forward(x)
+        if not is_eager_training(x, weight):
             return super().forward(x)
         out: Tensor = _RootMeanSquare.apply(x, weight, torch.finfo(x.dtype).eps if self.eps is None else self.eps)
         return out

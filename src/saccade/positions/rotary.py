@@ -240,7 +240,7 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """Rotate the first channels of queries or keys by the factors from `paired`; all other channels are unchanged."""
-    if is_eager_training(x, cos, sin) and not (cos.requires_grad or sin.requires_grad):
+    if torch.is_grad_enabled() and is_eager_training(x, cos, sin) and not (cos.requires_grad or sin.requires_grad):
         out: Tensor = _Rotation.apply(x, cos, sin, layout, 1)
         return out
     rotary_dim = cos.shape[-1]
@@ -249,7 +249,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     if layout == "half":
         other = wide.roll(rotary_dim // 2, -1)
     else:  # batched gradients support reshape, but not flatten
-        other = wide.reshape(*wide.shape[:-1], -1, 2).flip(-1).reshape(wide.shape)
+        other = wide.reshape(*wide.shape[:-1], rotary_dim // 2, 2).flip(-1).reshape(wide.shape)
     turned = torch.addcmul(wide * cos, other, sin)
     turned = turned if wide is part else turned.to(x.dtype)
     return turned if part is x else torch.cat([turned, x[..., rotary_dim:]], -1)

@@ -166,13 +166,14 @@ def is_eager_training(*tensors: Tensor) -> bool:
     transforms, autocast or forward-mode derivatives need to see through. Fake tensors count as ordinary, so that a
     forecast of a training step is one of the same operations.
     """
+    if not torch.is_grad_enabled():
+        return False
     dtype = tensors[0].dtype
     is_fake = not torch.compiler.is_dynamo_compiling() and type(tensors[0]) is FakeTensor
     if is_fake and torch._C._get_dispatch_mode(_RECORDS) is not None:
         return False
     return (
-        torch.is_grad_enabled()
-        and dtype in (torch.float32, torch.float64)
+        dtype in (torch.float32, torch.float64)
         and all((type(x) is FakeTensor if is_fake else is_plain(x)) and x.dtype == dtype for x in tensors)
         and all(x.is_cpu for x in tensors)
         and any(x.requires_grad for x in tensors)

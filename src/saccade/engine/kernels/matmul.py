@@ -86,18 +86,29 @@ class Matmul(KernelWithBackward):
         scores = items * heads * q_len * kv_len * wide
         parts = 0 if items == batch else items * heads * q_len * (value_dim + 1) * wide
         ledger, cached, is_masked = Ledger(), 0, not inputs.plan.is_full
+        ledger.allocate(items * self._numbers_copied(inputs, value_dim) * wide)
+        part, freed = inputs.everything._replace(batch=slice(0, items)), 0
         if is_masked:
-            hidden = Probe(inputs).held("hidden", inputs.everything, hidden_terms)
+            hidden = Probe(inputs).held("hidden", part, hidden_terms)
             ledger.step(hidden)
-            cached = hidden.left if inputs.rule.is_value else 0
+            if inputs.rule.is_value:
+                cached = hidden.left * (-(-batch // items) if inputs.rule.shape[0] > 1 else 1)
+                ledger.allocate(cached - hidden.left)
+            else:
+                freed = hidden.left
         if inputs.bias is not None:
 
             def read(inputs: AttentionInputs, tile: Tile) -> Added:
-                hidden = torch.zeros(()).expand(*inputs.rule.shape, tile.height, tile.width)
+                sizes = min(items, inputs.rule.shape[0]), inputs.rule.shape[1]
+                hidden = torch.zeros(()).expand(*sizes, tile.height, tile.width)
                 return with_bias(inputs, tile, hidden if is_masked else None)
 
-            ledger.step(Probe(inputs).held("bias", inputs.everything, read))
-        ledger.touch(2 * scores + items * self._numbers_copied(inputs, value_dim) * wide + parts)
+            bias = Probe(inputs).held("bias", part, read)
+            ledger.step(bias)
+            freed += bias.left
+        ledger.touch(scores)
+        ledger.free(freed)
+        ledger.touch(2 * scores + parts)
         return Cost(1, self.pairs(inputs), MemoryUse(ledger.most + results, results + cached))
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
@@ -118,11 +129,10 @@ class Matmul(KernelWithBackward):
         if 0 in inputs.shape:
             out = value.new_zeros(batch, heads, q_len, value.shape[3])
             return out, out.new_full((batch, heads, q_len), -math.inf, dtype=wide)
-        terms = _terms_of(inputs).terms
         results: tuple[Tensor, Tensor] | None = None
         for part in _parts(inputs):
             q, k, v = _flat(inputs, part, inputs.query, inputs.key, value)
-            scores = _scores(inputs, q, k, terms, part)
+            scores = _scores(inputs, q, k, part)
             weights = scores.softmax(-1)
             peak = scores.amax(-1)
             del scores
@@ -161,11 +171,11 @@ class Matmul(KernelWithBackward):
         others = (of_bias, *(None,) * (len(wanted) - 4))
         if 0 in inputs.shape:
             return *(torch.zeros_like(x) for x in sources), *others
-        terms, totals = _terms_of(inputs).terms, None
+        totals = None
         for part in _parts(inputs):
             q, k, v = _flat(inputs, part, *sources)
             grad_out = _flat(inputs, part, results.grad_out)[0]
-            weights = _scores(inputs, q, k, terms, part).sub_(_flat(inputs, part, results.lse[..., None])[0]).exp_()
+            weights = _scores(inputs, q, k, part).sub_(_flat(inputs, part, results.lse[..., None])[0]).exp_()
             grad_lse = None if results.grad_lse is None else _flat(inputs, part, results.grad_lse[..., None])[0]
             *grads, of_scores = _gradients(weights, q, k, v, inputs.scale, grad_out, grad_lse)
             size = len(range(*part.indices(batch)))
@@ -226,10 +236,10 @@ def _multiplied(query: Tensor, key: Tensor, terms: Tensor | None, scale: float) 
     return torch.baddbmm(terms, query, key.mT, alpha=scale)
 
 
-def _scores(inputs: AttentionInputs, q: Tensor, k: Tensor, terms: Tensor | None, part: slice) -> Tensor:
+def _scores(inputs: AttentionInputs, q: Tensor, k: Tensor, part: slice) -> Tensor:
     """Return the scores of some batch items, one key head after another, with the query heads of a group as rows."""
+    terms = _terms_of(inputs, part).terms
     if terms is not None:
-        terms = terms[part] if len(terms) > 1 else terms
         if terms.shape[:2] == (1, 1) and (inputs.shape[1] == inputs.key.shape[1] or terms.shape[2] == 1):
             terms = terms[0]
         else:
@@ -246,9 +256,11 @@ def _flat(inputs: AttentionInputs, part: slice, *tensors: Tensor) -> list[Tensor
     return [folded(x[part], groups).flatten(0, 1).to(wide) for x in tensors]
 
 
-def _terms_of(inputs: AttentionInputs) -> Added:
+def _terms_of(inputs: AttentionInputs, part: slice) -> Added:
     is_full = inputs.plan.is_full
-    return NOTHING if is_full and inputs.bias is None else added_terms(inputs, inputs.everything, not is_full)
+    if is_full and inputs.bias is None:
+        return NOTHING
+    return added_terms(inputs, inputs.everything._replace(batch=part), not is_full)
 
 
 def _items_at_once(inputs: AttentionInputs) -> int:
