@@ -24,6 +24,7 @@ WORDS = {
     "causal sums": "因果求和",
     "gated delta": "门控 delta",
     "causal": "因果",
+    "layer": "层",
     "features included": "含特征",
     "global projections copied": "复制全局投影",
     "without the wheel": "不装 wheel",

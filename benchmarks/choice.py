@@ -22,6 +22,7 @@ HEADS, TARGET = 4, 1.5
 TITLE = f"kernels chosen by auto, {HEADS} heads, one thread, processor time"
 TITLE_ZH = f"自动选择的内核，{HEADS} 个头，单线程，处理器时间"
 DECODED = 4096  # keys of a single query
+SHORT, MANY = 16, 64  # tokens of short sequences, and how many of them are a batch
 _SHORTEST, _ROUNDS, _AGAIN = 0.02, 3, 3  # seconds of a sample; samples; how often a slow choice is timed
 _HOPELESS = 4.0  # times as slow as the fastest in the first call: not timed again
 _WORST = 20
@@ -39,7 +40,7 @@ MASKS: dict[str, Callable[[int], object]] = {
     "bigbird": lambda n: masks.bigbird(32, random_blocks=2),
     "streaming": lambda n: masks.streaming(4, 128),
     "documents": lambda n: masks.Documents([n // 8, n - n // 8 - n // 4, n // 4], rule=masks.Causal()),
-    "padding": lambda n: masks.Padding([n, n // 2]),
+    "padding": lambda n: masks.Padding([n, n // 2] * (MANY // 2 if n == SHORT else 1)),
     "dense": lambda n: torch.rand(n, n, generator=torch.Generator().manual_seed(0)) < 0.5,
     "dense blocks": lambda n: (
         torch.rand(n // 16, n // 16, generator=torch.Generator().manual_seed(0))
@@ -60,7 +61,7 @@ TERMS: dict[str, Callable[[int], dict[str, object]]] = {
     "sink": lambda n: {"sink_logit": torch.zeros(HEADS)},
     "cosine": lambda n: {"score": scores.Cosine()},
 }
-LENGTHS = (1, 64, 512, 4096)  # queries; a single one reads 4,096 keys
+LENGTHS = (1, SHORT, 64, 512, 4096)  # queries; a single one reads 4,096 keys
 DTYPES = (torch.float32, torch.bfloat16)
 WIDTHS, KV_HEADS = (16, 64), (HEADS, 1)
 WAYS = {"forward": (False, 0.0), "gradient": (True, 0.0), "dropout": (True, 0.1), "dropout, forward": (False, 0.1)}
@@ -86,13 +87,13 @@ class Choice(NamedTuple):
     def is_sensible(self) -> bool:
         """Return whether the mask fits these lengths and the dense tensors are not too large."""
         written_out = self.terms in ("bias", "bias, trained") or self.mask == "dense"
-        return not (self.length == 1 and self.mask == "grid") and not (written_out and self.length > 2048)
+        return not (self.length < 32 and self.mask == "grid") and not (written_out and self.length > 2048)
 
     def sides(self) -> "Sides":
         """Draw the inputs."""
         torch.manual_seed(0)
         kv_len = DECODED if self.length == 1 else self.length
-        batch = 2 if self.mask == "padding" else 1
+        batch = MANY if self.length == SHORT else 2 if self.mask == "padding" else 1
         backward, dropout_p = WAYS[self.way]
         shapes = [(HEADS, self.length), (self.kv_heads, kv_len), (self.kv_heads, kv_len)]
         tensors = [torch.randn(batch, *shape, self.width).to(self.dtype).requires_grad_(backward) for shape in shapes]

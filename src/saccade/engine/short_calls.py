@@ -88,8 +88,8 @@ class _ShortProduct(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         if not torch.is_grad_enabled():
             grads = aten_flash.backward(grad_out, query, key, value, out, lse, None, ctx.is_masked, ctx.scale)
-            # A masked pair has weight 0, and 0 * inf is NaN.
-            if not ctx.is_masked or is_finite(*grads):
+            # A masked pair has weight 0, and 0 * inf is NaN. Whatever is not finite reaches the gradient of its query.
+            if not ctx.is_masked or is_finite(grads[0]):
                 return *grads, None, None
         return *_gradients_of_attend(query, key, value, grad_out, ctx.is_masked), None, None
 
