@@ -113,7 +113,7 @@ def test_explanation_counts_what_is_computed() -> None:
     assert explanation.flops == 2 * explanation.pairs * 16
     assert explanation.skipped == {
         "native": explanation.skipped["native"],  # not installed, or switched off
-        "matmul": ("other kernels start faster: it needs 131,072 pairs",),
+        "matmul": ("with fewer than 131,072 pairs, other kernels start faster",),
         "sdpa": ("on CPUs the other kernels are faster",),
         "varlen": ("it runs on cuda, not on cpu",),
         "flex": ("it runs on cuda, not on cpu",),

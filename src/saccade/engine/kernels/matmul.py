@@ -29,8 +29,8 @@ from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
 _SHORT = 128  # keys; other kernels are faster with more
-_MANY = 1 << 17  # pairs over all heads; with fewer, other kernels start faster
-_DENSE = 3  # other kernels skip masked pairs, which pays off if fewer than a third of all pairs are visible
+_FEW, _MANY = 1 << 13, 1 << 17  # pairs over all heads; with fewer than many, kernels that need one call start faster
+_DENSE, _SPLIT = 3, 64  # with more keys, it pays off to skip masked pairs if fewer than a third are visible
 _AT_ONCE = 1 << 18  # scores of some batch items: a megabyte in float32
 _MOST = 1 << 24  # scores of a batch item
 _NO_TERMS = {x: torch.zeros(1, 1, 1, dtype=x) for x in (torch.float32, torch.float64)}
@@ -53,11 +53,11 @@ class Matmul(KernelWithBackward):
         if request.impl == "auto":
             if kv_len > _SHORT or q_len > _SHORT:
                 return _TOO_LONG
-            if math.prod(inputs.shape) < _MANY and (inputs.dtype.itemsize > 2 or not _wants_gradient(inputs)):
+            if _starts_slowly(inputs):
                 return _TOO_FEW
             if not inputs.query.is_cpu:
                 return Verdict((), ("it is measured on CPUs only",))
-            if inputs.plan.pairs * _DENSE < math.prod(inputs.shape):
+            if kv_len > _SPLIT and inputs.plan.pairs * _DENSE < math.prod(inputs.shape):
                 return _TOO_SPARSE
         why: list[str] = []
         if heads * q_len * kv_len > _MOST:
@@ -273,10 +273,19 @@ def _parts(inputs: AttentionInputs) -> Iterator[slice]:
     return (slice(start, min(start + step, batch)) for start in range(0, batch, step))
 
 
-def _wants_gradient(inputs: AttentionInputs) -> bool:
-    return any(map(wants_gradient, inputs.leaves))
+def _starts_slowly(inputs: AttentionInputs) -> bool:
+    """Return whether another kernel computes the same in one call that starts faster."""
+    pairs = math.prod(inputs.shape)
+    has_gradient = any(map(wants_gradient, inputs.leaves))
+    if has_gradient and inputs.dtype.itemsize == 2:  # torch's flash operation is slow
+        return False
+    if pairs < _FEW:
+        return True
+    if inputs.plan.count > 1 or (inputs.bias is not None and wants_gradient(inputs.bias.source)):
+        return False
+    return pairs < _MANY or not (has_gradient or torch.get_num_threads() > 1)
 
 
 _TOO_LONG = Verdict((), (Message("it is for short sequences: at most {most} queries and keys", most=_SHORT),))
-_TOO_FEW = Verdict((), (Message("other kernels start faster: it needs {least:,} pairs", least=_MANY),))
+_TOO_FEW = Verdict((), (Message("with fewer than {least:,} pairs, other kernels start faster", least=_MANY),))
 _TOO_SPARSE = Verdict((), ("it would compute all pairs, and fewer than a third of them are visible",))

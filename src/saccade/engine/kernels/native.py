@@ -40,7 +40,7 @@ from saccade.engine.memory_accounting import Cost
 from saccade.support.language import Message
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 
-_FEW_KEYS = 40  # with fewer keys, or fewer pairs over all heads, other kernels start faster
+_FEW_KEYS = {torch.float32: 40, torch.bfloat16: 8}  # with fewer, or fewer pairs over all heads, others start faster
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _FEW_ROWS = {torch.bfloat16: 128, torch.float16: 8}  # with fewer queries per key, converting keys takes longer
 _FEW_BIASED_ROWS = 4  # the same with a bias, which other kernels add more slowly
@@ -131,8 +131,8 @@ class Native(KernelWithBackward):
             pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS[read]
             if dtype is torch.float64:
                 pass  # refused below
-            elif kv_len < _FEW_KEYS:
-                return _verdict_of_few_keys(kv_len)
+            elif kv_len < _FEW_KEYS[read]:
+                return _verdict_of_few_keys(kv_len, _FEW_KEYS[read])
             elif pairs < enough:
                 return Verdict((), (f"{pairs:,} pairs are too few to repay packing keys ({enough:,} are needed)",))
             elif request.dropout_p == 0.0 and _should_gather(inputs, read):
@@ -221,8 +221,8 @@ def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
 
 
 @lru_cache
-def _verdict_of_few_keys(count: int) -> Verdict:
-    return Verdict((), (f"{count} keys are too few to repay packing them ({_FEW_KEYS} are needed)",))
+def _verdict_of_few_keys(count: int, least: int) -> Verdict:
+    return Verdict((), (f"{count} keys are too few to repay packing them ({least} are needed)",))
 
 
 def _reason_against_conversion(inputs: AttentionInputs) -> str | None:
