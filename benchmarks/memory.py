@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
@@ -56,12 +58,13 @@ def measured(call: Callable[[], object]) -> int:
     return after - before
 
 
-def _in_child(job: Job) -> int:
+def _in_child(job: Job, threads: int) -> int:
     """Fork, so that the imports are paid once and every job still starts alone (no thread has run yet)."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            torch.set_num_threads(threads)
             module, _, name = job.function.partition(":")
             call = getattr(importlib.import_module(module), name)(*job.args)
             os.write(writing, str(measured(call)).encode())
@@ -80,6 +83,8 @@ def _in_child(job: Job) -> int:
 
 if __name__ == "__main__":
     wanted = [Job(*job) for job in json.load(sys.stdin)]
+    allowed = torch.get_num_threads()
+    torch.set_num_threads(1)  # a child would wait for threads that an import has started
     for job in wanted:
         importlib.import_module(job.function.partition(":")[0])
-    print(json.dumps([_in_child(job) for job in wanted]))
+    print(json.dumps([_in_child(job, allowed) for job in wanted]))
