@@ -77,7 +77,8 @@ def test_reasons_are_given_if_both_kernels_refuse():
 
 @pytest.mark.usefixtures("without_native")
 def test_many_small_tiles_are_left_to_complete_rows():
-    found = explained(64)
+    assert explained(64).kernel == "matmul"  # all rows at once
+    found = explained(160)
     assert found.kernel == "tiled"
     assert found.skipped["fused"][0].startswith("its mask is strided: 6")
     assert explained(4096).kernel == "fused"

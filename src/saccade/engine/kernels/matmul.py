@@ -53,7 +53,9 @@ class Matmul(KernelWithBackward):
         if request.impl == "auto":
             if kv_len > _SHORT or q_len > _SHORT:
                 return _TOO_LONG
-            if _starts_slowly(inputs):
+            # torch's flash operation is slow in half precision with gradients.
+            is_slow = inputs.dtype.itemsize == 2 and torch.is_grad_enabled() and _wants_gradient(inputs)
+            if not is_slow and ((pairs := math.prod(inputs.shape)) < _FEW or _starts_slowly(inputs, pairs)):
                 return _TOO_FEW
             if not inputs.query.is_cpu:
                 return Verdict((), ("it is measured on CPUs only",))
@@ -273,17 +275,15 @@ def _parts(inputs: AttentionInputs) -> Iterator[slice]:
     return (slice(start, min(start + step, batch)) for start in range(0, batch, step))
 
 
-def _starts_slowly(inputs: AttentionInputs) -> bool:
+def _wants_gradient(inputs: AttentionInputs) -> bool:
+    return any(map(wants_gradient, inputs.leaves))
+
+
+def _starts_slowly(inputs: AttentionInputs, pairs: int) -> bool:
     """Return whether another kernel computes the same in one call that starts faster."""
-    pairs = math.prod(inputs.shape)
-    has_gradient = any(map(wants_gradient, inputs.leaves))
-    if has_gradient and inputs.dtype.itemsize == 2:  # torch's flash operation is slow
-        return False
-    if pairs < _FEW:
-        return True
     if inputs.plan.count > 1 or (inputs.bias is not None and wants_gradient(inputs.bias.source)):
         return False
-    return pairs < _MANY or not (has_gradient or torch.get_num_threads() > 1)
+    return pairs < _MANY or not (torch.get_num_threads() > 1 or _wants_gradient(inputs))
 
 
 _TOO_LONG = Verdict((), (Message("it is for short sequences: at most {most} queries and keys", most=_SHORT),))
