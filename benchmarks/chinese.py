@@ -33,7 +33,7 @@ WORDS = {
     "with backward": "含反向",
     "forward": "前向",
     "training step": "训练一步",
-    "what is neither matmul nor attention": "矩阵乘法和注意力以外的部分",
+    "everything but matmul and attention": "矩阵乘法和注意力以外的部分",
     "half of the pairs": "一半的词对",
     "after the first look": "看过一次之后",
     "each of 63 tokens after the first": "首个之后 63 个词元，平均每个",

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, from a profile of its operators."""
+"""The parts of a training step and their times, from a profile of its operators."""
 
 import functools
 from collections import defaultdict

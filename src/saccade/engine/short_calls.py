@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from saccade.engine.dispatch import attend
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
 from saccade.masks import Causal
+from saccade.support.autograd_functions import recomputed_gradients
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import any_autocast, is_tracing, is_transformed, num_dispatch_modes
 
@@ -91,19 +93,10 @@ class _ShortProduct(torch.autograd.Function):
             # A masked pair has weight 0, and 0 * inf is NaN. Whatever is not finite reaches the gradient of its query.
             if not ctx.is_masked or is_finite(grads[0]):
                 return *grads, None, None
-        return *_gradients_of_attend(query, key, value, grad_out, ctx.is_masked), None, None
+        again = partial(_attend, is_masked=ctx.is_masked)
+        return *recomputed_gradients(again, (query, key, value), ctx.needs_input_grad[:3], grad_out), None, None
 
 
-def _gradients_of_attend(
-    query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, is_masked: bool
-) -> tuple[Tensor | None, ...]:
-    """Return gradients that contain NaN and inf and that can be differentiated again, if gradients are enabled."""
-    create_graph = torch.is_grad_enabled()
-    if not create_graph:
-        query, key, value = (x.detach().requires_grad_(x.requires_grad) for x in (query, key, value))
-    tensors = query, key, value
-    with torch.enable_grad():
-        out, _ = attend(AttentionInputs.of(query, key, _CAUSAL if is_masked else None), value)
-        wanted = [x for x in tensors if x.requires_grad]
-        found = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=create_graph))
-    return tuple(next(found) if x.requires_grad else None for x in tensors)
+def _attend(query: Tensor, key: Tensor, value: Tensor, is_masked: bool) -> Tensor:
+    """Compute the output with all checks, which contain NaN and inf, and with second derivatives."""
+    return attend(AttentionInputs.of(query, key, _CAUSAL if is_masked else None), value)[0]

@@ -195,7 +195,7 @@ def _no_product() -> Exception:
     return unsupported("a product", ["values are multiplied by weights, not by scores"], hint="A @ value")
 
 
-Impl = Literal["auto", "matmul", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
+Impl = Literal["auto", "native", "matmul", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
 
 
 class AttentionMatrix(OfInputs):

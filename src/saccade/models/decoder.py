@@ -207,9 +207,9 @@ class Decoder(SavedText):
         targets = next_tokens(tokens, mask, positions) if targets is None else targets
         check_targets(targets, tokens, vocab_size)
         hidden = self.hidden(tokens, mask=mask, positions=positions, rotary_positions=rotary_positions)
-        return mean_cross_entropy(self.logits, hidden, targets, chunk_size, vocab_size, self._only_weight())
+        return mean_cross_entropy(self.logits, hidden, targets, chunk_size, vocab_size, self._output_weight())
 
-    def _only_weight(self) -> Tensor | None:
+    def _output_weight(self) -> Tensor | None:
         """Return the weight ``[vocab_size, embed_dim]`` if `logits` is only a product with it, or None."""
         head, config = self.head, self.config
         is_more = config.logit_scale != 1.0 or config.logit_softcap is not None

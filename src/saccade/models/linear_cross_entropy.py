@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.support.torch_modes import needs_plain_backward, redifferentiable
+from saccade.support.autograd_functions import needs_plain_backward, recomputed_gradients
 from saccade.tasks import IGNORED
 
 
@@ -29,7 +29,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         """
         has_target = targets != IGNORED
         x_is_wanted, weight_is_wanted, *_ = ctx.needs_input_grad
-        of_x, of_weight = torch.zeros_like(x), torch.zeros_like(weight)
+        of_x = torch.zeros_like(x) if x_is_wanted else None
+        of_weight = torch.zeros_like(weight) if weight_is_wanted else None
         total = x.new_zeros(())
         for start in range(0, len(x), size):
             chosen = slice(start, start + size)
@@ -38,9 +39,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             scores = torch.log_softmax(rows @ weight.mT, -1)
             total += F.nll_loss(scores, targets[chosen], ignore_index=IGNORED, reduction="sum")
             grads = scores.exp_().scatter_add_(1, targets[chosen, None].clamp(min=0), -known.to(x.dtype))
-            if x_is_wanted:
+            if of_x is not None:
                 torch.mm(grads, weight, out=of_x[chosen]).masked_fill_(~known, 0)
-            if weight_is_wanted:
+            if of_weight is not None:
                 of_weight.addmm_(grads.mT, rows)
         ctx.save_for_backward(x, weight, targets, of_x, of_weight)
         return total
@@ -49,11 +50,11 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the stored gradients times that of the sum."""
         x, weight, targets, *found = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:2]
         if needs_plain_backward(grad):
-            of_x, of_weight = redifferentiable(partial(_plain, targets=targets), (x, weight), wanted, grad)
+            plain, wanted = partial(_plain, targets=targets), ctx.needs_input_grad[:2]
+            of_x, of_weight = recomputed_gradients(plain, (x, weight), wanted, grad)
         else:
-            of_x, of_weight = (one * grad if asked else None for one, asked in zip(found, wanted, strict=True))
+            of_x, of_weight = (None if one is None else one * grad for one in found)
         return of_x, of_weight, None, None
 
 

@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from saccade.masks import And, BlockDiffusion, Documents, Mask, Padding
 from saccade.models.linear_cross_entropy import LinearCrossEntropy
 from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.autograd_functions import is_eager_training
 from saccade.support.errors import type_error, value_error
-from saccade.support.torch_modes import has_values, is_eager_training, is_tracing, is_transformed
+from saccade.support.torch_modes import has_values, is_tracing, is_transformed
 from saccade.tasks import IGNORED
 
 _LOGITS = 1 << 22  # logits in one chunk: 16 MiB in float32, which fit into a processor's cache

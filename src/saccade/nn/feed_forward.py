@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from saccade.engine import dropout
 from saccade.nn.base_layer import Layer
 from saccade.support.argument_hints import ArgumentHints
-from saccade.support.torch_modes import is_eager_training, needs_plain_backward, redifferentiable
+from saccade.support.autograd_functions import is_eager_training, needs_plain_backward, recomputed_gradients
 from saccade.support.validation import check_bool, check_choice, check_int
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
@@ -115,7 +115,7 @@ class _GatedSilu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, x = ctx.saved_tensors
         if needs_plain_backward(grad):
-            return redifferentiable(lambda gate, x: F.silu(gate) * x, (gate, x), ctx.needs_input_grad, grad)
+            return recomputed_gradients(lambda gate, x: F.silu(gate) * x, (gate, x), ctx.needs_input_grad, grad)
         of_gate = grad * x
         torch.ops.aten.silu_backward.grad_input(of_gate, gate, grad_input=of_gate)
         return of_gate, F.silu(gate).mul_(grad)

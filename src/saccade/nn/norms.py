@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.support.torch_modes import is_eager_training, needs_plain_backward, redifferentiable
+from saccade.support.autograd_functions import is_eager_training, needs_plain_backward, recomputed_gradients
 from saccade.support.validation import check_choice, check_number
 
 Norm = Literal["layer", "layer_without_bias", "rms"]
@@ -46,7 +46,7 @@ class _RootMeanSquare(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         if needs_plain_backward(grad):
             plain = partial(_plain, eps=ctx.eps)
-            return *redifferentiable(plain, (x, weight), ctx.needs_input_grad[:2], grad), None
+            return *recomputed_gradients(plain, (x, weight), ctx.needs_input_grad[:2], grad), None
         products = (grad * x).flatten(0, -2)
         of_weight = products.mT @ scale.flatten()
         along = (products @ weight).view_as(scale) * scale.pow(3) / -x.shape[-1]

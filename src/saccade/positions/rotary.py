@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
 from saccade.positions.token_positions import as_positions
 from saccade.support.argument_hints import ArgumentHints
+from saccade.support.autograd_functions import is_eager_training, needs_plain_backward
 from saccade.support.errors import describe, shown, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.torch_modes import is_eager_training, is_plain, needs_plain_backward
+from saccade.support.torch_modes import is_plain
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
 _MOST_CACHED = 1 << 13  # maximum number of positions with cached angles: 8 MB for heads of width 128

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
@@ -157,55 +157,6 @@ def has_values(x: Tensor) -> bool:
 def is_plain(x: Tensor) -> bool:
     """Return whether a tensor is an ordinary tensor, which may be written in place and cached for later calls."""
     return type(x) in (Tensor, torch.nn.Parameter) and not is_tracing() and not is_transformed()
-
-
-def is_eager_training(*tensors: Tensor) -> bool:
-    """Return whether autograd alone records the next operation, on ordinary CPU tensors of the same wide dtype.
-
-    An operation may then be an autograd function with a backward pass of few operations, which neither compilers nor
-    transforms, autocast or forward-mode derivatives need to see through. Fake tensors count as ordinary, so that a
-    forecast of a training step is one of the same operations.
-    """
-    if not torch.is_grad_enabled():
-        return False
-    dtype = tensors[0].dtype
-    is_fake = not torch.compiler.is_dynamo_compiling() and type(tensors[0]) is FakeTensor
-    if is_fake and torch._C._get_dispatch_mode(_RECORDS) is not None:
-        return False
-    return (
-        dtype in (torch.float32, torch.float64)
-        and all((type(x) is FakeTensor if is_fake else is_plain(x)) and x.dtype == dtype for x in tensors)
-        and all(x.is_cpu for x in tensors)
-        and any(x.requires_grad for x in tensors)
-        and not is_transformed()
-        and not is_recorded()
-        and (is_fake or not has_forward_derivatives())
-        and not is_autocast(tensors[0])
-    )
-
-
-def needs_plain_backward(grad: Tensor) -> bool:
-    """Return whether a backward pass must consist of operations that autograd and every kind of `vmap` support.
-
-    The pass is then differentiated again, or gets many gradients at a time, also by ``is_grads_batched=True``.
-    """
-    return torch.is_grad_enabled() or is_transformed() or torch._C._functorch.is_legacy_batchedtensor(grad)
-
-
-def redifferentiable(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[bool], grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return gradients of ``function(*inputs)`` that can be differentiated again, None for those not wanted.
-
-    The backward pass of an autograd function calls it if `needs_plain_backward`. ``function`` consists of operations
-    that autograd records.
-    """
-    with torch.enable_grad():
-        own = [x.view_as(x) for x in inputs]  # an input may be computed from another
-        out = function(*own)
-        asked = [x for x, is_wanted in zip(own, wanted, strict=True) if is_wanted]
-        found = iter(torch.autograd.grad(out, asked, grad, create_graph=torch.is_grad_enabled()))
-    return tuple(next(found) if is_wanted else None for is_wanted in wanted)
 
 
 def unobserved() -> AbstractContextManager[object]:

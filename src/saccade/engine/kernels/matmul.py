@@ -57,11 +57,11 @@ class Matmul(KernelWithBackward):
             is_slow = inputs.dtype.itemsize == 2 and torch.is_grad_enabled() and _wants_gradient(inputs)
             if not is_slow and ((pairs := math.prod(inputs.shape)) < _FEW or _starts_slowly(inputs, pairs)):
                 return _TOO_FEW
-            if not inputs.query.is_cpu:
-                return Verdict((), ("it is measured on CPUs only",))
             if kv_len > _SPLIT and inputs.plan.pairs * _DENSE < math.prod(inputs.shape):
                 return _TOO_SPARSE
         why: list[str] = []
+        if not inputs.query.is_cpu:
+            why.append(f"it runs on CPUs, not on {inputs.query.device.type}")
         if heads * q_len * kv_len > _MOST:
             why.append(Message("the scores of a batch item would take more than {most} MB", most=_MOST * 4 >> 20))
         if request.dropout_p > 0.0:
