@@ -1,11 +1,13 @@
 """Few rows of grouped heads, as decoding has them: folded into one product, the answers are the definition's."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.kernels.native_levels import needs_native
 
 import saccade as sc
 from saccade import masks
@@ -108,6 +110,20 @@ def test_few_rows_of_many_keys_are_taken_in_whole_groups(heads, kv_heads, q_len,
     scores = 3 * torch.tanh(q @ k.repeat_interleave(heads // kv_heads, 1).mT / 6)
     expected = scores.softmax(-1) @ v.repeat_interleave(heads // kv_heads, 1)
     torch.testing.assert_close(sc.attention(q, k, v, softcap=3.0, impl=impl), expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("heads, kv_heads, q_len", [(2, 2, 1), (2, 2, 2), (4, 2, 1), (6, 2, 1), (4, 2, 2)])
+@pytest.mark.parametrize("width, value_width", [(64, 128), (128, 256), (24, 40)])
+def test_few_rows_are_the_definition_in_the_compiled_kernel(heads, kv_heads, q_len, width, value_width):
+    for mask, kv_len in itertools.product([mask for mask in MASKS if "Predicate" not in str(mask)], [9, 70, 333, 900]):
+        q = torch.randn(2, heads, q_len, width)
+        k, v = torch.randn(2, kv_heads, kv_len, width), torch.randn(2, kv_heads, kv_len, value_width)
+        allowed = (masks.Full() if mask is None else mask).to_dense(q_len, kv_len, batch=2, heads=heads)
+        expected, expected_lse = oracle.attention(q.double(), k.double(), v.double(), allowed)
+        out, lse = sc.attention_with_lse(q, k, v, mask, impl="native")
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("impl", ["fused", "matmul", "tiled", "auto"])
