@@ -100,6 +100,21 @@ def test_a_bad_gradient_reaches_what_it_reaches_in_the_tiled_kernel(bad):
         torch.testing.assert_close(own, other, equal_nan=True)
 
 
+def test_a_product_that_overflows_at_a_masked_pair_stays_out_of_gradients():
+    inputs = tensors()
+    inputs[2][0, 1, 8, 0] = 1e38  # visible to the last row alone, whose gradient is 0
+    for x in inputs:
+        x.requires_grad_()
+    grad_out = torch.full((2, 2, 9, 8), 1e3)
+    grad_out[:, :, 8] = 0.0
+    got, want = (
+        torch.autograd.grad(sc.attention(*inputs, CAUSAL, impl=impl), inputs, grad_out) for impl in ("auto", "tiled")
+    )
+    for own, other in zip(got, want, strict=True):
+        assert own.isfinite().all()
+        torch.testing.assert_close(own, other, atol=1e-2, rtol=1e-4)
+
+
 LEFT_TO_THE_OTHER_PATH = {
     "a mask of another kind": lambda q, k, v: sc.attention(q, k, v, masks.Window(2, 0)),
     "a causal rectangle": lambda q, k, v: sc.attention(q[:, :, :4], k, v, CAUSAL),
