@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans, sort_rows
 
 PLACES = st.integers(-3, 12)
 
@@ -164,3 +164,23 @@ def test_there_may_be_no_groups_at_all() -> None:
     spans = Spans.of(none, none, universe)
     assert spans.starts.shape == (0, 1)
     _is(spans.union(spans.complement(universe), universe), [])
+
+
+@pytest.mark.parametrize("groups", [3, 600])
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 8, 13, 16, 17])
+def test_rows_are_sorted_whatever_their_number_and_length(groups: int, slots: int) -> None:
+    values = np.random.default_rng(slots).integers(0, 9, (groups, slots))
+    for order in ("C", "F"):
+        own = values.copy(order)
+        sort_rows(own)
+        assert own.tolist() == [sorted(row) for row in values.tolist()]
+
+
+def test_many_groups_are_joined_as_few_are() -> None:
+    edges = np.sort(np.random.default_rng(0).integers(-3, 40, (2, 700, 3, 2)), axis=-1)
+    universe = KeyDomain(np.full(700, 2), np.full(700, 33))
+    one, two = (Spans.of(own[..., 0], own[..., 1], universe) for own in edges)
+    sets = [[_members([(max(a, 2), min(b, 33)) for a, b in row]) for row in own] for own in edges.tolist()]
+    _is(one.union(two, universe), [a | b for a, b in zip(*sets, strict=True)])
+    _is(one.intersection(two, universe), [a & b for a, b in zip(*sets, strict=True)])
+    _is(one.minus(two, universe), [a - b for a, b in zip(*sets, strict=True)])

@@ -3,11 +3,15 @@
 A `Spans` stores one set of integers per *row group*, as a structure of arrays: ``starts`` and ``ends`` of shape
 ``[groups, slots]``. Ranges are half-open, sorted and disjoint, with empty slots last. All operations are composed of
 unions and complements. Each costs O(groups * slots) in NumPy, regardless of the number of keys.
+
+There are many groups and few slots, and NumPy is fast along contiguous memory. The arrays are therefore stored in
+Fortran order, slot after slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +19,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-_FEW_SLOTS, _MANY_ROWS = 6, 512  # so many rows of at most this length are sorted faster column by column
+_FEW_SLOTS, _MANY_ROWS = 16, 512  # so many rows of at most this length are sorted faster slot by slot
 _AT_ONCE = 1024  # groups whose ranges are read at a time: reading them one by one takes ten times as long
 
 
@@ -35,15 +39,14 @@ class Spans(NamedTuple):
     @classmethod
     def within(cls, domain: KeyDomain, first: Ints | int, stop: Ints | int) -> Spans:
         """Return one key range per group, ``first <= key < stop``, restricted to the group's domain."""
-        starts = np.clip(first, domain.first, domain.stop)
-        ends = np.clip(stop, starts, domain.stop)
+        starts = np.minimum(np.maximum(first, domain.first), domain.stop)
+        ends = np.minimum(np.maximum(stop, starts), domain.stop)
         return cls(*_packed(starts[:, None], ends[:, None], domain))
 
     @classmethod
     def of(cls, starts: Ints, ends: Ints, domain: KeyDomain) -> Spans:
         """Return the sets of keys in the ranges ``starts <= key < ends``, int64 ``[groups, slots]``, and the domain."""
-        first, stop = domain.first[:, None], domain.stop[:, None]
-        return cls(*_packed(np.clip(starts, first, stop), np.clip(ends, first, stop), domain))
+        return cls(*_packed(_restricted(starts, domain), _restricted(ends, domain), domain))
 
     @classmethod
     def everything(cls, domain: KeyDomain) -> Spans:
@@ -57,14 +60,12 @@ class Spans(NamedTuple):
 
     def union(self, other: Spans, domain: KeyDomain) -> Spans:
         """Return the keys that are in at least one of the two sets, for each group."""
-        starts = np.concatenate([self.starts, other.starts], axis=1)
-        ends = np.concatenate([self.ends, other.ends], axis=1)
-        return Spans(*_packed(starts, ends, domain))
+        return Spans(*_packed(_joined(self.starts, other.starts), _joined(self.ends, other.ends), domain))
 
     def complement(self, domain: KeyDomain) -> Spans:
         """Return the keys of the domain that are not in the set: the gaps between the set's ranges."""
-        starts = np.concatenate([domain.first[:, None], self.ends], axis=1)
-        ends = np.concatenate([self.starts, domain.stop[:, None]], axis=1)
+        starts = _joined(domain.first[:, None], self.ends)
+        ends = _joined(self.starts, domain.stop[:, None])
         return Spans(*_packed(starts, ends, domain))
 
     def intersection(self, other: Spans, domain: KeyDomain) -> Spans:
@@ -114,7 +115,21 @@ class Spans(NamedTuple):
         if missing == 0:
             return self
         filler = np.repeat(self.ends[:, -1:], missing, axis=1)
-        return Spans(np.concatenate([self.starts, filler], axis=1), np.concatenate([self.ends, filler], axis=1))
+        return Spans(_joined(self.starts, filler), _joined(self.ends, filler))
+
+
+def _restricted(edges: Ints, domain: KeyDomain) -> Ints:
+    """Return a copy of the starts or ends of ranges, moved into each group's domain."""
+    inside = np.maximum(edges, domain.first[:, None], order="F")
+    return np.minimum(inside, domain.stop[:, None], out=inside)
+
+
+def _joined(left: Ints, right: Ints) -> Ints:
+    """Return the slots of two arrays with the same groups in a new array."""
+    slots = left.shape[1]
+    both = np.empty((len(left), slots + right.shape[1]), dtype=np.int64, order="F")
+    both[:, :slots], both[:, slots:] = left, right
+    return both
 
 
 def _packed(starts: Ints, ends: Ints, domain: KeyDomain) -> tuple[Ints, Ints]:
@@ -127,30 +142,52 @@ def _packed(starts: Ints, ends: Ints, domain: KeyDomain) -> tuple[Ints, Ints]:
         return starts, ends
     # Starts and ends may be sorted separately: the k-th start opens a segment iff the k ranges that start before it
     # have already ended, and these have the k smallest ends. Slots that open or close no segment are moved to the end.
-    _sort_rows(starts)
-    _sort_rows(ends)
+    sort_rows(starts)
+    sort_rows(ends)
     inner = starts[:, 1:] <= ends[:, :-1]
+    if len(inner) and not inner.any():
+        return starts, ends
     slots = starts.shape[1] - int(inner.sum(axis=1).min(initial=starts.shape[1] - 1))
     np.copyto(starts[:, 1:], stop, where=inner)
     np.copyto(ends[:, :-1], stop, where=inner)
-    _sort_rows(starts)
-    _sort_rows(ends)
+    sort_rows(starts)
+    sort_rows(ends)
     # A last segment that starts at the end of the domain is an empty slot.
-    return starts[:, :slots].copy(), ends[:, :slots].copy()
+    return starts[:, :slots].copy("F"), ends[:, :slots].copy("F")
 
 
-def _sort_rows(values: Ints) -> None:
-    """Sort each row in place. Many short rows are sorted by columns, because NumPy's sort has overhead per row."""
+def sort_rows(values: Ints) -> None:
+    """Sort each row of an array ``[groups, slots]`` in place.
+
+    Many short rows are sorted slot by slot, because NumPy's sort has overhead per row: Batcher's odd-even merge sort
+    compares pairs of slots in a fixed order.
+    """
     rows, slots = values.shape
-    if slots > _FEW_SLOTS or rows < _MANY_ROWS:
-        values.sort(axis=1, kind="stable")  # rows have one or two sorted parts, which this kind only merges
+    if not (values[:, :-1] > values[:, 1:]).any():
         return
-    for last in range(slots - 1, 0, -1):
-        for slot in range(last):
-            left, right = values[:, slot], values[:, slot + 1]
-            larger = np.maximum(left, right)
-            np.minimum(left, right, out=left)
-            right[:] = larger
+    if slots > _FEW_SLOTS or rows < _MANY_ROWS:
+        values.sort(axis=1)
+        return
+    for left, right in _compared_slots(slots):
+        larger = np.maximum(values[:, left], values[:, right])
+        np.minimum(values[:, left], values[:, right], out=values[:, left])
+        values[:, right] = larger
+
+
+@lru_cache
+def _compared_slots(slots: int) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of slots that Batcher's odd-even merge sort compares, in order (Knuth, volume 3, 5.2.2 M)."""
+    pairs, part = [], 1
+    while part < slots:
+        distance = part
+        while distance:
+            for start in range(distance % part, slots - distance, 2 * distance):
+                for left in range(start, min(start + distance, slots - distance)):
+                    if left // (2 * part) == (left + distance) // (2 * part):
+                        pairs.append((left, left + distance))
+            distance //= 2
+        part *= 2
+    return tuple(pairs)
 
 
 class Bounds(NamedTuple):

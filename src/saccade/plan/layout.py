@@ -24,7 +24,7 @@ _FEW_ROWS = 16
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
 _FEW_GROUPS = 64  # largest number of groups for which the cost of a layout is summed tile by tile
 _FEW_RANGES = 512  # with more groups, number of key ranges in the sample on which their cost is estimated
-_SAMPLE = 1024  # number of groups on which the cost of a larger layout is estimated
+_SAMPLE = 512  # number of groups on which the cost of a larger layout is estimated
 
 
 class Sizes(NamedTuple):

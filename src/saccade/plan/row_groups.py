@@ -44,7 +44,7 @@ def ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterat
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     none = np.zeros(0, dtype=np.int64)
     can_cut = step == 1 and stop - first > 1
-    wanted = [np.unique(rule.cuts(item, range(first, stop))) if can_cut else none for item in items]
+    wanted = [_distinct(rule.cuts(item, range(first, stop))) if can_cut else none for item in items]
     wanted = [cuts[(cuts > first) & (cuts < stop)] for cuts in wanted]
     can_cut = any(len(cuts) for cuts in wanted)
     if can_cut:
@@ -72,6 +72,12 @@ def row_groups(items: list[int], cuts: list[Ints], block: int, step: int, sizes:
     starts, ends = zip(*(_split_rows(first, stop, cuts_of_item, block, step) for cuts_of_item in cuts), strict=True)
     batch = np.repeat(np.asarray(items, dtype=np.int64), [len(starts_of_item) for starts_of_item in starts])
     return Groups(batch, np.concatenate(starts), np.concatenate(ends), step)
+
+
+def _distinct(cuts: Ints) -> Ints:
+    """Return the distinct cuts in order. They mostly are in order, so that a stable sort is faster than `np.unique`."""
+    cuts = np.sort(cuts, kind="stable")
+    return cuts[np.diff(cuts, prepend=cuts[:1] - 1) > 0]
 
 
 def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:

@@ -71,7 +71,7 @@ class NativePlan(NamedTuple):
             return None
         runs[runs[:, 2] == _LIMITED, 2] = _LIMITED if is_exact else _RESIDUAL
         spans = np.zeros((len(items), q_len, 0, 2), dtype=np.int64) if exact is None else exact
-        arrays = [torch.from_numpy(x.astype(np.int32)) for x in (starts, runs, spans)]
+        arrays = [torch.from_numpy(np.ascontiguousarray(x, np.int32)) for x in (starts, runs, spans)]
         return cls(arrays[0], arrays[1], arrays[2], is_exact)
 
     def pairs(self, inputs: AttentionInputs) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,7 +118,7 @@ class Grid(Mask):
         return allowed & here
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        return self.bounds_of(self._hulls(groups.first, groups.last), keys)
+        return self.bounds_of(_hulls(self.height, self.width, groups.first, groups.last), keys)
 
     def bounds_of(self, hulls: Hulls, keys: KeyDomain) -> Bounds:
         """Return the `bounds` of the mask for groups of grid cells with the given hulls."""
@@ -137,13 +138,7 @@ class Grid(Mask):
         return bounds
 
     def partial(self, box: Box) -> bool | Hashable:
-        rows = box.rows
-        hull = self._hulls(np.asarray([rows[0]]), np.asarray([rows[-1]]))
-        y, x = divmod(rows[0], self.width)
-        # The start column determines where the rows continue in the next row of the grid.
-        crosses_rows = rows[-1] // self.width != y
-        pattern = (rows.step, len(rows), x if crosses_rows else None)
-        return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
+        return self.residual_of(_cells(self.height, self.width, box.rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
         """Return the result of `partial` for arbitrary grid cells instead of a range of rows."""
@@ -181,18 +176,6 @@ class Grid(Mask):
         left, right = (np.clip(edge, 0, self.width) for edge in (r.left, r.right))
         return Rectangle(top, bottom, left, right)
 
-    def _hulls(self, first: Ints, last: Ints) -> Hulls:
-        """Return the hulls of the grid cells at positions ``first`` to ``last`` (inclusive)."""
-        cells = self.height * self.width
-        start, stop = np.maximum(first, 0), np.minimum(last, cells - 1)
-        some = start <= stop
-        start, stop = np.where(some, start, 0), np.where(some, stop, 0)
-        top, bottom = start // self.width, stop // self.width
-        together = top == bottom
-        left = np.where(together, start % self.width, 0)
-        right = np.where(together, stop % self.width, self.width - 1)
-        return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
-
     def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans | None:
         """Return the keys in a grid rectangle as one range per row, for the groups in ``which``; None if too many."""
         count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
@@ -210,6 +193,29 @@ class Grid(Mask):
         """Return the range from the first to the last key in a grid rectangle, for the groups in ``which``."""
         start, stop = r.top * self.width + r.left, (r.bottom - 1) * self.width + r.right
         return Spans.within(keys, start, np.where(which & (r.left < r.right) & (r.top < r.bottom), stop, 0))
+
+
+def _hulls(height: int, width: int, first: Ints, last: Ints) -> Hulls:
+    """Return the hulls of the cells at positions ``first`` to ``last`` (inclusive) of a grid."""
+    start, stop = np.maximum(first, 0), np.minimum(last, height * width - 1)
+    some = start <= stop
+    start, stop = np.where(some, start, 0), np.where(some, stop, 0)
+    top, bottom = start // width, stop // width
+    together = top == bottom
+    left = np.where(together, start % width, 0)
+    right = np.where(together, stop % width, width - 1)
+    return Hulls(top, bottom, left, right, some, (first >= 0) & (last < height * width))
+
+
+@lru_cache(maxsize=256)
+def _cells(height: int, width: int, rows: range) -> Cells:
+    """Return the cells of a tile's rows on a grid, cached because a tile has several key ranges."""
+    hull = _hulls(height, width, np.asarray([rows[0]]), np.asarray([rows[-1]]))
+    y, x = divmod(rows[0], width)
+    # The start column determines where the rows continue in the next row of the grid.
+    crosses_rows = rows[-1] // width != y
+    pattern = (rows.step, len(rows), x if crosses_rows else None)
+    return Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows)
 
 
 def check_grid(grid: Grid) -> None:

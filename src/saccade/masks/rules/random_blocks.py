@@ -13,7 +13,7 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans, sort_rows
 
 DRAW_BITS = 12  # each random block is compared with all earlier ones; with more, a row would take minutes
 SEED_BITS = 63  # exported programs store the seed as int64
@@ -64,7 +64,9 @@ class Random(Mask):
 
     def drawn(self, rows: Ints) -> Ints:
         """Return the random key blocks of query blocks ``rows``, int64 ``[rows, blocks_per_row]``, sorted by row."""
-        return np.sort(np.stack(list(self._draws(np.asarray(rows, dtype=np.int64))), axis=-1), axis=-1)
+        drawn = np.stack(list(self._draws(np.asarray(rows, dtype=np.int64)))).T
+        sort_rows(drawn)
+        return drawn
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
