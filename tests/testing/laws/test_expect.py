@@ -41,6 +41,26 @@ def test_a_larger_limit_and_a_slack_allow_more():
     near("x", WANT[:0], WANT[:0], torch.float32)
 
 
+def test_rows_whose_terms_cancel_may_keep_the_rounding_of_the_terms():
+    eps = torch.finfo(torch.float32).eps
+    want = WANT * 0.01
+    want[1, 2, 33] = 0
+    got = want.clone()
+    got[1, 2, 33] = 30 * eps
+    near("x", got, want, torch.float32, "gradient")
+    near("x", got[1, 2, 33:34], want[1, 2, 33:34], torch.float32, "gradient")  # nothing but such a row
+    with pytest.raises(LawBroken, match="x is off by"):
+        near("x", got[1, 2, 33:34], want[1, 2, 33:34], torch.float32)  # the terms of an output do not cancel
+    got[1, 2, 32] += 30 * eps
+    with pytest.raises(LawBroken, match="x is off by"):
+        near("x", got, want, torch.float32, "gradient")
+    got = want.clone()
+    got[1, 2, 33] = 0.01
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        with pytest.raises(LawBroken, match="x"):
+            near("x", got, want, dtype, "gradient")
+
+
 def test_errors_are_measured_in_units_of_rounding():
     with measuring() as measured:
         near("x", WANT * (1 + 3 * torch.finfo(torch.float64).eps), WANT, torch.float64)

@@ -10,6 +10,8 @@ from torch import Tensor
 from saccade.support.language import Message
 from saccade.testing.tolerances import Quantity, difference, error, tolerance
 
+CANCELLED = 32  # units of rounding that may be left of terms of order one that cancel
+
 _MEASURED: ContextVar[list[float] | None] = ContextVar("measured", default=None)
 
 
@@ -57,6 +59,9 @@ def near(
     The norms are relative to those of the reference; for rows, they are relative to the root mean square of all row
     norms if that is larger. The message states errors in units of rounding, the eps of the dtype.
 
+    A gradient that is 0 because its terms cancel, such as that of a key that is the only one its queries see, keeps the
+    rounding of the terms, which are of order one and summed in float32 or float64.
+
     Args:
         what: the name of the tensor, for the message.
         got: the result.
@@ -70,14 +75,17 @@ def near(
     if want.numel() == 0:
         return
     apart, want = difference(got, want), want.detach().double()
-    apart = (apart - slack).clamp_min(0.0)
     limit, unit = tolerance(dtype, quantity) + more, torch.finfo(dtype).eps
+    norms = torch.linalg.vector_norm(want, dim=-1)
+    typical = norms.square().mean().sqrt()
+    ignored = torch.full_like(norms, slack)
+    if quantity == "gradient":
+        ignored[norms <= limit * typical] = max(slack, CANCELLED * min(unit, torch.finfo(torch.float32).eps))
+    apart = (apart - ignored[..., None]).clamp_min(0.0)
     whole = float(torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(want).clamp_min(1e-300))
     measured = _MEASURED.get()
     if measured is not None:
         measured.append(whole / unit)
-    norms = torch.linalg.vector_norm(want, dim=-1)
-    typical = norms.square().mean().sqrt()
     of_rows = torch.linalg.vector_norm(apart, dim=-1) / norms.clamp_min(typical).clamp_min(1e-300)
     worst = float(of_rows.max())
     words = "{what} is off by {error:.1e} of its norm, {units:.3g} units of rounding, allowed {limit:.0e}"

@@ -8,7 +8,7 @@ from saccade.testing.case import Case
 from saccade.testing.drawn_cases import DRAWN_CASES, drawn
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.backward import gradients, truth_gradients
-from saccade.testing.laws.expect import holds, near
+from saccade.testing.laws.expect import CANCELLED, holds, near
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.size_cases import SHORT_CASES, SIZE_CASES
@@ -65,7 +65,7 @@ def gradients_of_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             their,
             dtype,
             "gradient",
-            slack=32 * torch.finfo(dtype).eps,
+            slack=CANCELLED * torch.finfo(dtype).eps,
         )
     generator = torch.Generator().manual_seed(case.seed)
     random_row = int(torch.randint(case.q_len, (), generator=generator))
@@ -75,7 +75,7 @@ def gradients_of_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         for name, our, their in zip(names, ours, theirs, strict=True):
             what, rounding = (
                 Message("the gradient of {name} from row {row}", name=name, row=row),
-                32 * torch.finfo(dtype).eps,
+                CANCELLED * torch.finfo(dtype).eps,
             )
             near(what, our, their, dtype, "gradient", slack=rounding)  # if a row has only one key, its gradient is 0
         others = torch.arange(case.q_len, device=out.device) != row % case.q_len
