@@ -1,5 +1,6 @@
 """Shared fixtures: every test starts from the same random state, and uninitialised memory is poisoned."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ import torch
 os.environ.setdefault("SACCADE_CPU", "off")
 # On processors with AVX2, products of MKL depend on the alignment of memory unless told otherwise; tests compare bits.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+# A million objects come with the modules and the tests, and stay: no collection of garbage looks through them.
+gc.disable()
 
 # Our own plugin by its name too: an environment that was installed before it has no entry point for it.
 pytest_plugins = ["pytester", "saccade_pytest"]
@@ -30,6 +34,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         if isinstance(value, set | frozenset) and len(value) > 1 and str(value) in item.name:
             message = f"{item.nodeid}: parameters must NOT be sets; got {value}. Hint: pass a list."
             raise pytest.UsageError(message)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, among what the tests make."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
