@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from tests.sampled import kept
 
 from saccade.testing import adapters
 from saccade.testing.judging import Declaration, Source, judge
@@ -177,7 +178,7 @@ def test_a_function_that_ends_the_process_is_no_success(library, tmp_path):
 
 
 @on_linux
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", kept([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], signal.SIGINT))
 def test_an_interrupted_command_stops_a_function_that_does_not_return(library, number):
     command = [*command_of(library, "waiting"), "--claim", "gradients=false", "--case", "causal"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
