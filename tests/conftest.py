@@ -1,8 +1,10 @@
 """Shared fixtures: every test starts from the same random state, and uninitialised memory is poisoned."""
 
+import functools
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,8 +29,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             raise pytest.UsageError(f"{metafunc.definition.nodeid}: parameters must NOT be a set. Hint: pass a list.")
 
 
+@functools.cache
+def _names_native(file: Path) -> bool:
+    text = file.read_text(encoding="utf-8")
+    return "native" in text or "either_way" in text
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Refuse a test named after a set: its order differs between processes, and pytest-xdist then runs no test."""
+    """Refuse a test that ``make levels`` does not find, and one named after a set.
+
+    The order of a set differs between processes, and pytest-xdist then runs no test.
+    """
+    if item.get_closest_marker("native") is not None and not _names_native(item.path):
+        raise pytest.UsageError(f"{item.path} must contain `native` or `either_way`, which `make levels` looks for.")
     parameters = getattr(item, "callspec", None)
     for value in parameters.params.values() if parameters else ():
         if isinstance(value, set | frozenset) and len(value) > 1 and str(value) in item.name:
