@@ -1,7 +1,10 @@
 """Shared fixtures: every test starts from the same random state, and uninitialised memory is poisoned."""
 
+import functools
+import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,9 @@ import torch
 os.environ.setdefault("SACCADE_CPU", "off")
 # On processors with AVX2, products of MKL depend on the alignment of memory unless told otherwise; tests compare bits.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+# A million objects come with the modules and the tests, and stay: no collection of garbage looks through them.
+gc.disable()
 
 # Our own plugin by its name too: an environment that was installed before it has no entry point for it.
 pytest_plugins = ["pytester", "saccade_pytest"]
@@ -23,13 +29,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             raise pytest.UsageError(f"{metafunc.definition.nodeid}: parameters must NOT be a set. Hint: pass a list.")
 
 
+@functools.cache
+def _names_native(file: Path) -> bool:
+    text = file.read_text(encoding="utf-8")
+    return "native" in text or "either_way" in text
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Refuse a test named after a set: its order differs between processes, and pytest-xdist then runs no test."""
+    """Refuse a test that ``make levels`` does not find, and one named after a set.
+
+    The order of a set differs between processes, and pytest-xdist then runs no test.
+    """
+    if item.get_closest_marker("native") is not None and not _names_native(item.path):
+        raise pytest.UsageError(f"{item.path} must contain `native` or `either_way`, which `make levels` looks for.")
     parameters = getattr(item, "callspec", None)
     for value in parameters.params.values() if parameters else ():
         if isinstance(value, set | frozenset) and len(value) > 1 and str(value) in item.name:
             message = f"{item.nodeid}: parameters must NOT be sets; got {value}. Hint: pass a list."
             raise pytest.UsageError(message)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, among what the tests make."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.auditing import model_zoo as zoo
 from tests.auditing.stepwise_model import Small, SmallRunner
+from tests.sampled import sampled
 from torch import Tensor, nn
 
 from saccade import masks
@@ -22,28 +23,34 @@ def seed() -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "make, broken, silent",
-    [
-        (zoo.llama, zoo.LEAKY, set()),
-        (zoo.gpt2, zoo.LEAKY, {"positions shifted"}),
-        (zoo.mistral, zoo.BESIDE, set()),
-        (zoo.gemma3, zoo.BESIDE, set()),
-        (zoo.decoder, set(), zoo.BESIDE),
-        (lambda: zoo.decoder(position_encoding="alibi"), set(), zoo.BESIDE),
-        (lambda: zoo.decoder(position_encoding="learned"), set(), zoo.BESIDE | {"positions shifted"}),
-        (lambda: zoo.decoder(position_encoding="relative"), set(), zoo.BESIDE),
-        (lambda: zoo.decoder(mask=masks.sliding_window(8)), set(), zoo.BESIDE),
-        (zoo.encoder, set(), zoo.NO_CACHE | zoo.BESIDE | {"padded at the left"}),
-        (lambda: SmallRunner(Small()), set(), zoo.BESIDE - {zoo.ONES} | {"positions shifted"}),
-        # as they are published: what is broken in them is broken
-        (zoo.bert, zoo.LEAKY | {"packed"}, zoo.NO_CACHE),
-        (zoo.gpt_oss, zoo.LEAKY | {"packed"}, set()),
-        (zoo.opt, zoo.LEAKY | {"packed"}, {"positions shifted"}),
-        (
-            zoo.falcon_mamba,
-            {"steps: one token first", "steps: two halves", "steps: pieces of 5"},
-            zoo.BESIDE | {"packed", "positions shifted", "cache cropped"},
-        ),
-    ],
+    sampled(
+        [
+            pytest.param(*case)
+            for case in [
+                (zoo.llama, zoo.LEAKY, set()),
+                (zoo.gpt2, zoo.LEAKY, {"positions shifted"}),
+                (zoo.mistral, zoo.BESIDE, set()),
+                (zoo.gemma3, zoo.BESIDE, set()),
+                (zoo.decoder, set(), zoo.BESIDE),
+                (lambda: zoo.decoder(position_encoding="alibi"), set(), zoo.BESIDE),
+                (lambda: zoo.decoder(position_encoding="learned"), set(), zoo.BESIDE | {"positions shifted"}),
+                (lambda: zoo.decoder(position_encoding="relative"), set(), zoo.BESIDE),
+                (lambda: zoo.decoder(mask=masks.sliding_window(8)), set(), zoo.BESIDE),
+                (zoo.encoder, set(), zoo.NO_CACHE | zoo.BESIDE | {"padded at the left"}),
+                (lambda: SmallRunner(Small()), set(), zoo.BESIDE - {zoo.ONES} | {"positions shifted"}),
+                # as they are published: what is broken in them is broken
+                (zoo.bert, zoo.LEAKY | {"packed"}, zoo.NO_CACHE),
+                (zoo.gpt_oss, zoo.LEAKY | {"packed"}, set()),
+                (zoo.opt, zoo.LEAKY | {"packed"}, {"positions shifted"}),
+                (
+                    zoo.falcon_mamba,
+                    {"steps: one token first", "steps: two halves", "steps: pieces of 5"},
+                    zoo.BESIDE | {"packed", "positions shifted", "cache cropped"},
+                ),
+            ]
+        ],
+        2,
+    ),
     ids=[
         *["llama", "gpt2", "mistral", "gemma3", "rotary", "alibi", "learned", "relative", "window", "encoder", "small"],
         *["bert", "gpt-oss", "opt", "falcon-mamba"],

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.auditing.small_transformer import EvalPattern, Experts, Layer, Mixer, Normed, small
+from tests.sampled import sampled
 
 from saccade import masks
 from saccade.auditing import audit
@@ -53,7 +54,7 @@ def tokens(batch=2, length=48):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", sampled(FAULTS, 3))
 def test_a_fault_is_found_with_its_pair_and_its_layer(name):
     rule, changed, broken, where = FAULTS[name]
     padding = torch.arange(48) >= torch.tensor([[0], [18]]) if rule is PADDED else None
@@ -96,7 +97,7 @@ RIGHT = {
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", sampled(RIGHT, 4))
 def test_a_right_model_is_not_accused(name):
     rule = RIGHT[name]
     report = audit(small(rule), rule, inputs=tokens(), layers=6)

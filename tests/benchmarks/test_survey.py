@@ -19,6 +19,7 @@ from benchmarks.survey.result import LENGTHS, ids, measure, model_lines, printed
 from benchmarks.survey.subprocess_pool import each_alone
 from benchmarks.survey.table import LEAST, mark, written
 from benchmarks.survey.versions import COMPARED, compared, versions_table
+from tests.sampled import kept
 
 from saccade.auditing.reproduction_script import claim_lines
 
@@ -62,7 +63,7 @@ BROKEN = {
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", kept(BROKEN, "mistral", "bert (masked)"))
 def test_lines_show_what_is_broken_and_nothing_else(name):
     cell = measure(ALL[name], "eager")
     assert cell.broken.keys() == BROKEN[name]

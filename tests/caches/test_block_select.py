@@ -95,7 +95,7 @@ def _hidden(q: Tensor, k: Tensor, rule: masks.Mask, name: str, budget: int, ends
 
 
 @pytest.mark.ci
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_a_step_is_the_dense_run_in_which_other_blocks_are_hidden(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 99)))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.caches.cache_kinds import KINDS
+from tests.sampled import sampled
 from torch import Tensor
 
 from saccade import masks
@@ -21,7 +22,7 @@ def _run(kind: str, x: Tensor) -> Tensor:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled(KINDS, 4))
 def test_a_compiled_function_may_use_a_cache(kind: str) -> None:
     torch.compiler.reset()
     x = torch.randn(2, 2, 9, 4)
@@ -32,7 +33,7 @@ def test_a_compiled_function_may_use_a_cache(kind: str) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled(KINDS, 5))
 def test_a_compiled_layer_goes_on_with_a_cache(kind: str) -> None:
     torch.compiler.reset()
     layer = MultiHeadAttention(16, 4, num_kv_heads=2, mask=masks.Causal()).eval()

@@ -150,7 +150,8 @@ def test_wrong_arguments_end_with_status_2(judge, arguments, sentence):
     assert sentence in " ".join(result.output.split())
 
 
-@pytest.mark.ci
+@pytest.mark.slow
+@pytest.mark.many  # the page about it, whose commands run in test_judge_page.py, starts it alike
 def test_python_m_is_the_same_command(judge, tmp_path):
     command = [sys.executable, "-m", "saccade.testing", "mine.py::right", *FEW]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

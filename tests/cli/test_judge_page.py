@@ -35,7 +35,8 @@ def _write_first_kernel(folder):
     exec(compile(block.replace("my_kernels.py", str(folder / "my_kernels.py")), "page", "exec"), {})
 
 
-@pytest.mark.ci
+@pytest.mark.slow
+@pytest.mark.many
 def test_the_quick_command_answers_with_two_laws(tmp_path):
     _write_first_kernel(tmp_path)
     done = _run(COMMANDS[0], tmp_path)

@@ -164,13 +164,14 @@ def plain(query, key, value, mask):
     scores = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(~mask, -1e9)
     return scores.softmax(-1) @ value
 """
+FEW = tuple(option for case in ("causal", "none", "window-past", "nothing") for option in ("--case", case))
 LAWS = ("oracle", "empty_rows", "isolation", "lse", "gradients_of_parameters", "unusual_values", "offered")
 
 
 def test_a_judgement_is_printed_in_chinese(run, tmp_path):
     (tmp_path / "kernel.py").write_text(KERNEL)
     options = ("--claim", "groups=false", "--dtype", "float32", "--seed", "0", "--minutes", "9", "--scripts", "scripts")
-    options += tuple(option for law in LAWS for option in ("--law", law))
+    options += tuple(option for law in LAWS for option in ("--law", law)) + FEW
     first, note, _, head, *lines = chinese(run, "judge", f"{tmp_path}/kernel.py::plain", *options)
     assert first.startswith("plain，设备 cpu，种子 0，")
     assert note.startswith("不接受 float16（已代为声明：RuntimeError: value cannot be converted")
@@ -194,7 +195,7 @@ def test_a_kernel_that_returns_zeros_is_judged_in_chinese(run, tmp_path):
     laws = ("oracle", "gradients_of_inputs", "dtypes", "sensitivity", "isolation", "honesty", "order_of_calls", "sizes")
     options = tuple(option for law in laws for option in ("--law", law))
     options += ("--claim", 'dtypes=["float32","float64"]', "--claim", 'masks=["causal","window"]')
-    options += ("--claim", "gradients=true")
+    options += ("--claim", "gradients=true", *FEW)
     lines = chinese(run, "judge", f"{tmp_path}/kernel.py::zeros", "--seed", "0", "--minutes", "9", *options)
     rows = {line.split()[0]: line.split(None, 5)[-1] for line in lines if line.split()[:1] and line.split()[0] in laws}
     assert rows["gradients_of_inputs"] == "输出对输入没有梯度"

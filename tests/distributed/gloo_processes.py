@@ -13,13 +13,16 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 SECONDS = 60  # after which a rank that waits for another is an error
+# Ranks are forks of a process that has imported torch and nothing else that lives in threads, which takes seconds.
+_PROCESSES = mp.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["saccade.distributed", "saccade.integrations.transformers"])
 
 
 def on_ranks(number, function, *arguments, seconds=SECONDS, may_die=False):
     """Run ``function(rank, *arguments)`` on so many ranks; what each returned, or the text of what it raised."""
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            mp.get_context("spawn").Process(target=_run, args=(rank, number, folder, function, arguments, seconds))
+            _PROCESSES.Process(target=_run, args=(rank, number, folder, function, arguments, seconds))
             for rank in range(number)
         ]
         for process in processes:

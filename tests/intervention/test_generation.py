@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.integrations.replaceable_models import gpt2
+from tests.sampled import sampled
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import saccade as sc
@@ -99,9 +100,12 @@ GENERATED = {
 }
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("kind", GENERATED)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name, kind, cache",
+    sampled(
+        [pytest.param(name, kind, cache) for kind in GENERATED for name in MODELS for cache in (None, "static")], 5
+    ),
+)
 def test_an_edited_generation_is_recorded_as_one_run(name, kind, cache):
     build, layer, _, heads = MODELS[name]
     model, ids = build(), torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))

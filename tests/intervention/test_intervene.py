@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.integrations.own_code_attention import STYLES, D, H, Model, OwnMultihead, heads
+from tests.sampled import sampled
 from torch import nn
 
 import saccade as sc
@@ -166,7 +167,7 @@ def dense(weights):
     return DenseMatrix(weights)
 
 
-@pytest.mark.parametrize("style", ALL)
+@pytest.mark.parametrize("style", sampled(ALL, 3))
 def test_gradients_pass_through_edits(style):
     model, x = model_of(style), inputs().requires_grad_()
     gate = torch.full((1, 1, 1, 1), 0.5, dtype=torch.float64, requires_grad=True)

@@ -22,12 +22,14 @@ HALF = (torch.bfloat16, torch.float16)
 EVERY = (*testing.CASES, *testing.LARGE_CASES)
 BASIC = [case for case in testing.CASES if case not in PATTERNS]
 EVEN, ODD = BASIC[::2], BASIC[1::2]  # what one kernel is not asked in a quick run, another one is
+QUARTERS = [BASIC[first::4] for first in range(4)]
 # Laws that bring neither cases nor dtypes of their own: what can be tried on other cases and in other dtypes.
 GENERAL = [law for law in testing.LAWS if law.cases is None and law.dtypes is None]
 ANY_DTYPE = [law for law in testing.LAWS if law.dtypes is None]
 # Reasons given before a call hardly depend on masks, and each case is asked some thirty questions.
 TOLD = [law for law in testing.LAWS if law.name in ("declined", "offered")]
 UNTOLD = [law for law in testing.LAWS if law not in TOLD]
+SIZED = [law for law in testing.SIZE_LAWS if law.name not in ("sizes", "gradients_at_sizes")]  # the others take seconds
 FEW = [*BASIC[::8], *INGREDIENTS[::3], INGREDIENTS[-1]]
 NUMBERS = [law for law in GENERAL if law.name in ("oracle", "lse", "gradients_of_inputs", "gradients_of_parameters")]
 CI = pytest.mark.ci
@@ -105,30 +107,37 @@ def without_lse(laws):
 @pytest.mark.parametrize(
     ("impl", "law", "cases", "dtype"),
     [
-        *trials("reference", UNTOLD, ODD, torch.float64),
-        *trials("reference", UNTOLD, EVEN, torch.float64, marks=MANY),
-        *trials("reference", TOLD, FEW, torch.float64),
-        *trials("fused", UNTOLD, EVEN, torch.float32),
-        *trials("fused", UNTOLD, ODD, torch.float32, marks=MANY),
-        *trials("fused", TOLD, EVEN, torch.float32, marks=CI),
-        *trials("fused", GENERAL, testing.LARGE_CASES[::3], torch.float32, marks=CI),
-        *trials("matmul", UNTOLD, ODD, torch.float32),
-        *trials("matmul", UNTOLD, EVEN, torch.bfloat16, marks=CI),
+        *trials("reference", UNTOLD, QUARTERS[1], torch.float64),
+        *trials("reference", UNTOLD, [*EVEN, *QUARTERS[3]], torch.float64, marks=MANY),
+        *trials("reference", TOLD, FEW, torch.float64, marks=MANY),
+        *trials("fused", UNTOLD, QUARTERS[0], torch.float32),
+        *trials("fused", UNTOLD, [*ODD, *QUARTERS[2]], torch.float32, marks=MANY),
+        *trials("fused", TOLD, FEW, torch.float32, marks=CI),
+        *trials("fused", TOLD, EVEN, torch.float32, marks=MANY),
+        *trials("fused", GENERAL, testing.LARGE_CASES[::6], torch.float32, marks=CI),
+        *trials("fused", GENERAL, testing.LARGE_CASES[3::6], torch.float32, marks=MANY),
+        *trials("matmul", UNTOLD, QUARTERS[3], torch.float32),
+        *trials("matmul", UNTOLD, QUARTERS[1], torch.float32, marks=MANY),
+        *trials("matmul", UNTOLD, QUARTERS[2], torch.bfloat16, marks=CI),
+        *trials("matmul", UNTOLD, QUARTERS[0], torch.bfloat16, marks=MANY),
         *trials("matmul", TOLD, FEW, torch.float32),
-        *trials("tiled", UNTOLD, ODD, torch.float32),
-        *trials("tiled", UNTOLD, EVEN, torch.float32, marks=MANY),
-        *trials("tiled", TOLD, FEW, torch.float32),
+        *trials("tiled", UNTOLD, QUARTERS[1], torch.float32),
+        *trials("tiled", UNTOLD, [*EVEN, *QUARTERS[3]], torch.float32, marks=MANY),
+        *trials("tiled", TOLD, FEW, torch.float32, marks=MANY),
         *trials("tiled", NUMBERS, LARGE_INGREDIENTS, torch.float32),
         *trials("sdpa", without_lse(UNTOLD), EVEN, torch.float32),
         *trials("sdpa", TOLD, FEW, torch.float32, marks=CI),
         *trials("sdpa", without_lse(GENERAL), testing.LARGE_CASES[::2], torch.float32, marks=CI),
-        *trials("native", UNTOLD, EVEN, torch.float32, marks=needs_native),
-        *trials("native", UNTOLD, ODD, torch.float32, marks=[needs_native, *MANY]),
-        *trials("native", TOLD, EVEN, torch.float32, marks=[needs_native, CI]),
-        *trials("native", GENERAL, testing.LARGE_CASES[1::2], torch.float32, marks=[needs_native, CI]),
+        *trials("native", UNTOLD, QUARTERS[2], torch.float32, marks=needs_native),
+        *trials("native", UNTOLD, [*ODD, *QUARTERS[0]], torch.float32, marks=[needs_native, *MANY]),
+        *trials("native", TOLD, FEW, torch.float32, marks=[needs_native, CI]),
+        *trials("native", TOLD, EVEN, torch.float32, marks=[needs_native, *MANY]),
+        *trials("native", GENERAL, testing.LARGE_CASES[1::4], torch.float32, marks=[needs_native, CI]),
+        *trials("native", GENERAL, testing.LARGE_CASES[3::4], torch.float32, marks=[needs_native, *MANY]),
         *trials("native", NUMBERS, ODD, torch.bfloat16, marks=needs_native),
         *trials("native", NUMBERS, EVEN[::4], torch.float16, marks=needs_native),
-        *trials("fused", testing.SIZE_LAWS, BASIC, marks=CI),
+        *trials("fused", SIZED, BASIC, marks=CI),
+        *trials("fused", [law for law in testing.SIZE_LAWS if law not in SIZED], BASIC, marks=MANY),
         *trials("tiled", testing.SIZE_LAWS, BASIC, marks=pytest.mark.slow),
         *trials("sdpa", testing.SIZE_LAWS, BASIC, marks=pytest.mark.slow),
         *trials("native", testing.SIZE_LAWS, BASIC, marks=[needs_native, CI]),
@@ -175,7 +184,7 @@ def test_law_on_every_case(impl, law, cases, dtype):
 @pytest.mark.parametrize(
     ("impl", "law", "cases", "dtype"),
     [
-        *trials("flex", NUMBERS[:1], FEW[::3], torch.float32),
+        *trials("flex", NUMBERS[:1], FEW[::6], torch.float32),
         *trials("flex", testing.LAWS, FEW, torch.float32, marks=pytest.mark.slow),
         *trials("flex", NUMBERS, EVERY, torch.float32, marks=pytest.mark.slow),
     ],

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.engine.kernels.native_levels import needs_native
 from tests.laws.test_laws import Executed
+from tests.sampled import MANY
 from torch import Tensor
 
 from saccade import testing
@@ -60,7 +61,12 @@ def _told_wrong(operation: Callable[..., Any], name: str, change: Callable[[Any]
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("mistake", "law"), [(mistake, law) for mistake, (_, _, laws) in MISTAKES.items() for law in laws]
+    ("mistake", "law"),
+    [
+        pytest.param(mistake, law, marks=MANY if number else ())
+        for mistake, (_, _, laws) in MISTAKES.items()
+        for number, law in enumerate(laws)
+    ],
 )
 def test_a_mistake_is_caught(mistake: str, law: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     name, change, _ = MISTAKES[mistake]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.sampled import sampled
 
 from saccade.learning import MIXERS, QUESTIONS, Learner, Mixer, Settings, train
 
@@ -37,7 +38,7 @@ def test_logits_are_those_that_were_asked_for(name):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", sampled(MIXERS, 6))
 def test_a_run_is_decided_by_its_seed(name):
     before = torch.get_rng_state()
     one, again = (train(MIXERS[name], QUESTIONS["MQAR"], 5, SHORT) for _ in range(2))

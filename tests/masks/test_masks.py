@@ -184,7 +184,7 @@ def test_a_plan_covers_what_is_allowed(mask: masks.Mask, q_len: int, kv_len: int
     assert torch.equal(got, mask.to_dense(q_len, kv_len, batch=2, heads=2))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_random_expressions(data: st.DataObject) -> None:
     _check_random_expression(data)

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from tests.mechanisms.recurrence_definitions import RULES, dense
+from tests.sampled import sampled
 from torch.nn import functional as F
 
 from saccade import masks, mechanisms, statistics
@@ -50,8 +51,7 @@ def defined(name, query, key, mask, positions):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("line", LINES)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("name", "line"), sampled([pytest.param(name, line) for name in RULES for line in LINES], 3))
 def test_products_and_gradients_are_those_of_the_definition(name, line):
     (mask, positions), (query, key, value) = LINES[line], inputs()
     matrix = RULES[name](query, key, mask=mask, q_positions=positions, kv_positions=positions)

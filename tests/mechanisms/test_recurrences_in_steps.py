@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.sampled import kept
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -155,7 +156,7 @@ def test_packed_and_padded_texts_are_those_alone(name: str) -> None:
     torch.testing.assert_close(padded[:, :, :20], run(slice(0, 20), masks.Causal()))
 
 
-@pytest.mark.parametrize("name", ["delta product", "rwkv-7"])
+@pytest.mark.parametrize("name", kept(["delta product", "rwkv-7"], "delta product"))
 def test_second_derivatives_and_compiled_programs(name: str) -> None:
     mechanism, *tensors, gates = draw(name, 4)
     names, leaves = list(gates), [x[:1].detach().requires_grad_() for x in (*tensors, *gates.values())]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.sampled import sampled
 from torch import Tensor
 
 from saccade import masks, mechanisms
@@ -85,7 +86,7 @@ def test_index_heads_are_scored_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.ci
 @pytest.mark.parametrize("sharing", [1, 2, 4])
 @pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", sampled(MASKS, 3))
 def test_products_and_gradients_are_those_of_the_dense_definition(name: str, size: int, sharing: int) -> None:
     n, heads = 30, 4
     mask = MASKS[name](n)

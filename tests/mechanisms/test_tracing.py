@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.sampled import kept, sampled
 from torch import Tensor, func
 
 import saccade as sc
@@ -84,7 +85,7 @@ def _gradients(product: Product, tensors: list[Tensor]) -> tuple[Tensor, ...]:
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", kept(COMPILED, "linear, causal and padded", "nystrom, padded"))
 def test_one_graph_gives_the_same_and_the_same_gradients(name: str) -> None:
     product = _product(name)
     leaves = [x.requires_grad_() for x in _tensors()]
@@ -108,7 +109,7 @@ def test_transforms_give_the_same_and_the_same_gradients(name: str) -> None:
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", kept(SOME, "linformer, padded"))
 @pytest.mark.parametrize(
     "strict", [pytest.param(True, id="strict"), pytest.param(False, id="loose", marks=pytest.mark.slow)]
 )
@@ -132,7 +133,7 @@ def _spoil(place: str, tensors: list[Tensor]) -> None:
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", kept(SOME, "linear, causal and padded", "linformer, padded"))
 def test_nan_reaches_the_same_rows(name: str) -> None:
     product, compiled = _product(name), _compiled(_product(name))
     for place in ("queries", "keys", "values", "padding"):
@@ -265,7 +266,7 @@ def test_dropout_in_a_compiled_function_is_drawn_anew() -> None:
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mask", [ONCE, TWICE, KEYS, masks.Causal()], ids=str)
+@pytest.mark.parametrize("mask", sampled([ONCE, TWICE, KEYS, masks.Causal()], 2), ids=str)
 def test_nan_in_a_value_reaches_who_may_attend_to_it(mask: Mask) -> None:
     (q, k, v), linear = _tensors(), mechanisms.Linear()
     v[1, 1, 35] = torch.nan

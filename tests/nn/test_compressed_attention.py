@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from tests.sampled import sampled
 from torch import Tensor
 
 import saccade as sc
@@ -116,7 +117,7 @@ def test_outputs_and_gradients_are_those_of_the_definition(form: str) -> None:
     assert all(grad.abs().max() > 0 for grad in grads)
 
 
-@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("grad", sampled([True, False], 2))
 @pytest.mark.parametrize("edges", [[0, 9, 10, 11, 12, 13, N], [0, 1, 2, 28, N], [*range(N + 1)], [0, 0, 14, 14, N]])
 @EACH_FORM
 def test_any_split_with_a_cache_is_the_full_run(form: str, edges: list[int], grad: bool) -> None:
@@ -221,7 +222,7 @@ def test_a_step_reads_the_window_and_the_selected_entries() -> None:
     assert cache.nbytes == 8 * ((5 + 250) * HEAD + 250 * 6 + pending)
 
 
-@EACH_FORM
+@pytest.mark.parametrize("form", sampled(FORMS, 4))
 def test_it_is_recorded_and_its_cost_is_known(form: str) -> None:
     layer = _layer(form)
     stack = DecoderStack([DecoderLayer(layer, FeedForward(WIDTH, 8))]).double().eval()

@@ -279,7 +279,7 @@ def test_costs_contain_the_scores_of_all_keys_and_the_selected_pairs() -> None:
 
 @pytest.mark.ci
 def test_compiled_stacks_select_the_same_keys() -> None:
-    stack, x = _stack().requires_grad_(False), _tokens()
+    stack, x = DecoderStack(list(_stack().layers[:2])).requires_grad_(False), _tokens()
     torch.testing.assert_close(torch.compile(stack, backend="eager")(x), stack(x))
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.sampled import sampled
 
 _CORE = """
 import sys
@@ -70,7 +71,7 @@ def test_every_subpackage_is_an_attribute() -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("package", ["typer", "rich"])
+@pytest.mark.parametrize("package", sampled(["typer", "rich"], 2))
 def test_the_command_line_names_the_extra_that_is_missing(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None\nfrom saccade.cli import main\nmain()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

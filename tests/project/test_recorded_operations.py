@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
+from tests.sampled import sampled
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
@@ -41,8 +42,7 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("name", "way"), sampled([pytest.param(name, way) for name in CALLS for way in WAYS], 4))
 def test_recorded_operations_give_the_numbers_of_eager_runs(name: str, way: str) -> None:
     if way == "functional tensors" and name == "bool tensor":
         pytest.skip("the pattern of a bool tensor is a value, which a functional tensor does not show")

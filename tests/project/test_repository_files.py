@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.sampled import sampled
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / ".github/actions/audit"
@@ -71,7 +72,7 @@ def test_the_action_judges_a_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("rule, status", [("causal", 0), ("window(1, 0)", 1)])
+@pytest.mark.parametrize("rule, status", sampled([pytest.param("window(1, 0)", 1), pytest.param("causal", 0)], 2))
 def test_the_action_runs_the_audit(rule: str, status: int, tmp_path: Path) -> None:
     environment = os.environ | {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]), "MODEL": "small-decoder",

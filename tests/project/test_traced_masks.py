@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sampled import sampled
+from tests.sampled import kept, sampled
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -59,7 +59,7 @@ MADE_INSIDE: dict[str, tuple[Callable[[int], Tensor], Callable[[Tensor], Any]]] 
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", sampled(MADE_INSIDE, 4))
+@pytest.mark.parametrize("name", kept(MADE_INSIDE, "bool tensor of pairs", "position ids"))
 def test_masks_made_inside_a_compiled_function_fit_every_length(name: str) -> None:
     torch.compiler.reset()
     tensor_of, mask_of = MADE_INSIDE[name]
@@ -198,7 +198,7 @@ QUESTIONS: dict[str, Callable[[sc.Matrix], Any]] = {
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", kept(QUESTIONS, "entropy", "a row"))
 def test_questions_to_a_matrix_interrupt_a_graph(name: str) -> None:
     torch.compiler.reset()
 

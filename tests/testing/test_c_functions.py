@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from tests.sampled import kept
 
 from saccade.testing import adapters
 from saccade.testing.judging import Declaration, Source, judge
@@ -159,7 +160,14 @@ def test_the_command_names_the_trial_in_which_a_function_crashes(library):
     assert done.returncode == 1, done.stderr
     trial = "oracle, case widths-differ, float64, seed 5"
     assert f"::crashing must return from each call; got SIGILL in the trial {trial}" in done.stderr
-    done = subprocess.run([*command, "--case", "causal"], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.many
+@on_linux
+def test_the_command_tries_what_a_function_that_crashes_can_do(library):
+    command = [*command_of(library, "crashing"), "--claim", "gradients=false", "--case", "causal"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "The law that could be tried holds." in done.stdout
 
@@ -177,7 +185,7 @@ def test_a_function_that_ends_the_process_is_no_success(library, tmp_path):
 
 
 @on_linux
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", kept([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], signal.SIGINT))
 def test_an_interrupted_command_stops_a_function_that_does_not_return(library, number):
     command = [*command_of(library, "waiting"), "--claim", "gradients=false", "--case", "causal"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from tests.sampled import sampled
 from tests.theory.mutants import MUTANTS
 
 from saccade import theory
@@ -69,7 +70,7 @@ def of_a_mutant(name, mistake):
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "name, mistake, wrong",
-    [pytest.param(*one, marks=of_a_mutant(*one[:2]), id=f"{one[0]}: {one[1]}") for one in MUTANTS],
+    sampled([pytest.param(*one, marks=of_a_mutant(*one[:2]), id=f"{one[0]}: {one[1]}") for one in MUTANTS], 5),
 )
 def test_a_mistake_turns_it_red(name, mistake, wrong):
     measurements = theory.find(name).check(0, **wrong)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.sampled import sampled
 
 import saccade as sc
 from saccade import masks, viz
@@ -60,7 +61,7 @@ def pooled(weights, allowed, bins):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, 3))
 def test_a_map_holds_the_largest_weights_and_hides_what_the_mask_hides(name):
     matrix, mask = CASES[name]
     batch, head = 1, 2

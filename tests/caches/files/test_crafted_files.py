@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampled import sampled
 from torch import Tensor
 
 from saccade import masks, positions
@@ -283,7 +284,16 @@ def _changed(tree: Any, tensors: dict[str, Tensor], rng: random.Random) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    "kind, ragged", [(kind, ragged) for kind in KINDS for ragged in (False, True) if (kind, ragged) != ("turned", True)]
+    "kind, ragged",
+    sampled(
+        [
+            pytest.param(kind, ragged)
+            for kind in KINDS
+            for ragged in (False, True)
+            if (kind, ragged) != ("turned", True)
+        ],
+        3,
+    ),
 )
 def test_whatever_is_changed_is_a_cache_or_a_sentence(kind: str, ragged: bool, tmp_path: Path) -> None:
     tree, tensors = _written(_filled(kind, ragged=ragged), tmp_path)

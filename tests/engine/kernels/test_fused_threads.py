@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.engine.kernels.shared_threads import MASK, N, Seen, alone, assert_same, inputs, results, sharing
+from tests.sampled import sampled
 from torch import Tensor
 
 import saccade as sc
@@ -39,7 +40,7 @@ MASKS = [
 
 @pytest.mark.ci
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("mask", sampled(MASKS, 3), ids=str)
 def test_the_same_bits_whoever_is_first(mask: masks.Mask, dtype: torch.dtype, seen: Seen) -> None:
     its = inputs(dtype=dtype)
     expected = alone(its, mask)

@@ -142,23 +142,16 @@ print(saccade_cpu.abilities())
     assert int(run.stdout) == min(level, abilities() or 0)
 
 
-@pytest.mark.ci
 @needs_native
-def test_it_is_asked_first_and_can_be_left_out() -> None:
-    code = """
-import torch, saccade
-from saccade import masks
-x = torch.randn(1, 2, 200, 16)
-print(saccade.AttentionMatrix(x, x, masks.Causal()).explain().kernel)
-print(saccade.AttentionMatrix(x.double(), x.double(), masks.Causal()).explain().skipped.get("native"))
-"""
-    said = []
-    for told in ("on", "off"):
-        env = os.environ | {"SACCADE_CPU": told}
-        run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-        said.append(run.stdout)
-    assert said[0] == "native\n('it has no float64',)\n"
-    assert said[1] == "fused\n('SACCADE_CPU=off disables it',)\n"
+@pytest.mark.parametrize("told", ["with_native", "without_native"])
+def test_it_is_asked_first_and_can_be_left_out(told: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(told)
+    x = torch.randn(1, 2, 200, 16)
+    kernel = sc.AttentionMatrix(x, x, masks.Causal()).explain().kernel
+    skipped = sc.AttentionMatrix(x.double(), x.double(), masks.Causal()).explain().skipped.get("native")
+    is_on = told == "with_native"
+    assert kernel == ("native" if is_on else "fused")
+    assert skipped == ("it has no float64" if is_on else "SACCADE_CPU=off disables it",)
 
 
 def test_a_missing_installation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

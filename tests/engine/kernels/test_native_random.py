@@ -87,7 +87,7 @@ def compare(
 
 @needs_native
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_random_masks(dtype: torch.dtype, data: st.DataObject) -> None:
     check(dtype, data)

@@ -188,7 +188,7 @@ def check(data: st.DataObject, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", NATIVE])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_rows_that_may_not_see_it_are_unchanged(kind: str, data: st.DataObject) -> None:
     check(data, kind)

@@ -137,7 +137,7 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Ten
 
 
 @pytest.mark.ci
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_table_is_the_definition(data: st.DataObject) -> None:
     _check_a_random_table(data)

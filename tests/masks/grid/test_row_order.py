@@ -102,7 +102,7 @@ def _check_plans(data: st.DataObject) -> None:
 
 
 @pytest.mark.ci
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_plans_in_any_order_cover_what_is_allowed(data: st.DataObject) -> None:
     _check_plans(data)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.sampled import kept
 
 import saccade as sc
 from saccade import caches, masks, mechanisms
@@ -36,7 +37,7 @@ def makers():
 
 
 @pytest.mark.ci
-@both
+@pytest.mark.parametrize("language", kept(script.LANGUAGES, "en"))
 @pytest.mark.parametrize("place", makers())
 def test_each_table_is_that_of_the_library(place, language):
     stated = script.tables_in(PAGES[language])

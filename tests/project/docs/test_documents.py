@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.sampled import MANY
 from typer.testing import CliRunner
 
 from saccade.cli.app import app
@@ -84,10 +85,11 @@ def with_python() -> list[object]:
     ]
 
 
-def with_commands() -> list[Path]:
+def with_commands():
     """Return English documents with commands, and Chinese ones whose commands print Chinese; others print the same."""
     english = [own for own, _ in PAIRS if "```console" in own.read_text("utf-8")]
-    return english + [own for _, own in PAIRS if f"\n{_IN_CHINESE}" in own.read_text("utf-8")]
+    chinese = [own for _, own in PAIRS if f"\n{_IN_CHINESE}" in own.read_text("utf-8")]
+    return [pytest.param(own, marks=MANY if own in chinese else ()) for own in (*english, *chinese)]
 
 
 @pytest.fixture
