@@ -52,7 +52,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:
     """Collect garbage again, among what the tests make."""
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
     gc.enable()
 
 
