@@ -289,9 +289,10 @@ def _detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
 
 
-def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Replace a lazy argument with an empty placeholder if the function, such as ``zeros_like``, reads no values."""
-    position = 0 if func in _LIKE else 1
+    is_named = func is Tensor.type and len(args) == 1 and not kwargs  # returns the name of the tensor's type
+    position = 0 if func in _LIKE or is_named else 1
     if len(args) <= position or type(args[position]) is not LazyTensor or args[position].pending.is_computed:
         return args
     if position == 1 and (func not in _AS or type(args[0]) is LazyTensor):

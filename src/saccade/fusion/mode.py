@@ -103,7 +103,7 @@ class FuseAttention(TorchFunctionMode):
             if func in METADATA:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-            args = with_placeholders(func, args)
+            args = with_placeholders(func, args, kwargs)
             self._compute_before(func, args, kwargs)
             if any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
                 return self._defer_or_run(func, args, kwargs)
@@ -215,7 +215,9 @@ class FuseAttention(TorchFunctionMode):
             or "out" in kwargs
             or (func in _MAY_WRITE and any(x is True for x in (*args, *kwargs.values())))
         ):
-            for x in tensors_in((args, kwargs)):
+            is_operation = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+            # Torch's functions and methods write to their first argument, or to `out`.
+            for x in tensors_in((args if is_operation else args[:1], kwargs)):
                 for family in list(self._families):
                     if type(x) is not LazyTensor and (not is_dense(x) or family.reads_memory_of(x)):
                         family.compute()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.fusion.arguments import writes
+from saccade.fusion.arguments import implicit_softmax_dim, writes
 from saccade.fusion.axes import Axis
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
@@ -105,6 +105,10 @@ def _amax(scores: Scores, dim: Any = (), keepdim: bool = False) -> RowMaximum | 
     return RowMaximum(scores, axis, scores.operands) if keepdim and is_keys else None  # type: ignore[arg-type]
 
 
+def _negative(scores: Scores) -> Scores | None:
+    return scores.times_number(-1.0)
+
+
 def _tanh(scores: Scores) -> Scores | None:
     return scores.tanh()
 
@@ -116,6 +120,11 @@ def _to(scores: Scores, *args: Any, dtype: Any = None, copy: bool = False, **opt
             dtype = x
         elif (isinstance(x, Tensor) and x.device == scores.left.device) or isinstance(x, Scores):
             dtype = x.dtype
+        elif isinstance(x, str) and x.startswith("torch."):  # the name of a tensor type
+            like = scores.left.new_empty(0).type(x)
+            if like.device != scores.left.device:
+                return None
+            dtype = like.dtype
         elif not isinstance(x, bool) and x != scores.left.device:
             return None
     if (
@@ -145,7 +154,16 @@ def _softmax(scores: Scores, dim: Any = None, dtype: Any = None) -> Scores | Non
 
 
 def _softmax_function(scores: Scores, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Scores | None:
-    return _softmax(scores, dim, dtype)
+    return _softmax(scores, implicit_softmax_dim(len(scores.axes.axes)) if dim is None else dim, dtype)
+
+
+def _softmin(scores: Scores, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Scores | None:
+    negative = _negative(scores)
+    return None if negative is None else _softmax_function(negative, dim, dtype=dtype)
+
+
+def _nan_to_num(scores: Scores, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Scores | None:
+    return scores.finite(neginf) if scores.softmax is None or nan in (None, 0.0) else None
 
 
 def _dropout(scores: Scores, p: float = 0.5, training: bool = True, inplace: bool = False) -> Scores | None:
@@ -285,6 +303,7 @@ OPERATIONS: dict[Callable[..., Any], ScoresFunction] = {
     **dict.fromkeys(_functions("mul", "multiply", "mul_", "multiply_", "__mul__", "__rmul__", "__imul__"), _multiply),
     **dict.fromkeys(_functions("div", "divide", "true_divide"), _divide),
     **dict.fromkeys(_functions("div_", "divide_", "true_divide_", "__truediv__", "__itruediv__", "__div__"), _divide),
+    **dict.fromkeys(_functions("neg", "neg_", "negative", "negative_", "__neg__"), _negative),
     **dict.fromkeys(_functions("add", "add_", "__add__", "__radd__", "__iadd__"), _add),
     **dict.fromkeys(_functions("sub", "subtract", "sub_", "subtract_", "__sub__", "__isub__"), _subtract),
     **dict.fromkeys(_functions("masked_fill", "masked_fill_"), _masked_fill),
@@ -304,6 +323,8 @@ OPERATIONS: dict[Callable[..., Any], ScoresFunction] = {
     **dict.fromkeys(_functions("clone"), _clone),
     **dict.fromkeys((*_functions("softmax"), torch.special.softmax), _softmax),
     F.softmax: _softmax_function,
+    F.softmin: _softmin,
+    **dict.fromkeys(_functions("nan_to_num", "nan_to_num_"), _nan_to_num),
     F.dropout: _dropout,
     torch.dropout: _torch_dropout,
     **dict.fromkeys(_functions("view", "reshape"), _view),
@@ -322,8 +343,21 @@ OPERATIONS: dict[Callable[..., Any], ScoresFunction] = {
 
 _ALLOCATING = frozenset(
     {
-        *(_multiply, _divide, _add, _subtract, _masked_fill, _maximum, _clamp, _where, _where_method, _tanh, _clone),
-        *(_softmax, _softmax_function, _amax),
+        *(
+            _multiply,
+            _divide,
+            _negative,
+            _add,
+            _subtract,
+            _masked_fill,
+            _maximum,
+            _clamp,
+            _where,
+            _where_method,
+            _tanh,
+            _clone,
+        ),
+        *(_softmax, _softmax_function, _softmin, _nan_to_num, _amax),
     }
 )
 

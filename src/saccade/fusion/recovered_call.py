@@ -31,8 +31,8 @@ class AttentionCall:
         query: ``[batch, heads, q_len, head_dim]``.
         key, value: ``[batch, kv_heads, kv_len, head_dim]`` and ``[batch, kv_heads, kv_len, value_dim]``.
         mask: bool, True = may attend, broadcasts to ``[batch, heads, q_len, kv_len]``; None if every pair is allowed.
-            No row is empty: if a model fills a whole row with one number, the row's query is set to 0 and all its
-            pairs are allowed.
+            If a model fills a whole row with one number, the row's query is set to 0 and all its pairs are allowed. A
+            row is empty only if the model sets all its weights to 0.
         bias: added to the scores, broadcasts to ``[batch, heads, q_len, kv_len]``; None for no bias.
         scale, softcap: see `saccade.attention`.
         dropout_p: dropout probability of the weights.
@@ -254,7 +254,7 @@ def _build_call(
     scale = scale if cap is None else scale * cap
     if not math.isfinite(scale) or not (cap is None or 0 < cap < math.inf):
         return None
-    if not (allow_non_finite or is_finite(query, key, value)):
+    if not ((allow_non_finite and not weights.replaces_nan) or is_finite(query, key, value)):
         return None
     masked = _mask_and_bias(weights, roles, query, key)
     if masked is None or not _masks_all_zeros(weights, roles, masked[0]):
@@ -333,7 +333,7 @@ def _mask_and_bias(
         if not -highest >= underflow + 2 * (_score_bound(weights, query, key) + largest):
             return None
     allowed = ~functools.reduce(torch.logical_or, hidden)
-    empty = ~allowed.any(-1, keepdim=True)
+    empty = ~allowed.any(-1, keepdim=True) & ~_rows_of_zeros(weights, roles, has_nan=highest == -math.inf)
     if not bool(empty.any()):
         return allowed, bias, None
     is_filled_last = all(fill.num_terms == len(weights.terms) for fill in weights.fills)
@@ -343,9 +343,23 @@ def _mask_and_bias(
     return allowed | empty, None if bias is None else bias.masked_fill(empty, 0.0), empty
 
 
+def _rows_of_zeros(weights: Scores, roles: Roles, *, has_nan: bool) -> Tensor:
+    """Return the rows ``[..., q_len, 1]`` whose weights the model has all set to 0 after the softmax.
+
+    Args:
+        weights, roles: see `_mask_and_bias`.
+        has_nan: whether the weights of rows without a visible key are NaN, which stays NaN if it is multiplied by 0.
+    """
+    none = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=weights.left.device)
+    every = [none | (has_nan and weights.replaces_nan)]
+    every += [roles.to_four_dims(x.pairs, weights.all_factors) for x in weights.cleared if x.is_filled or not has_nan]
+    return functools.reduce(torch.logical_or, every).all(-1, keepdim=True)
+
+
 def _masks_all_zeros(weights: Scores, roles: Roles, allowed: Tensor | None) -> bool:
-    """Return whether every pair whose score was multiplied by 0 is masked."""
-    zeros = [roles.to_four_dims(pairs, weights.all_factors) for pairs in weights.zeros]
+    """Return whether every pair is masked whose score was multiplied by 0, or whose weight was set to 0."""
+    pairs_of_zeros = (*weights.zeros, *(one.pairs for one in weights.cleared))
+    zeros = [roles.to_four_dims(pairs, weights.all_factors) for pairs in pairs_of_zeros]
     return all(allowed is not None and not bool((pairs & allowed).any()) for pairs in zeros)
 
 

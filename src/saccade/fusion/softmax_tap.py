@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from saccade.fusion.arguments import map_nested, tensors_in
+from saccade.fusion.arguments import map_nested, softmax_dim, tensors_in
 from saccade.fusion.axes import Axes, Axis, new_factor
 from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, Product, product_of
@@ -21,7 +21,7 @@ from saccade.fusion.scores import FLOATS, Scores, is_dense, version_of
 Arrange = Callable[[Tensor], Tensor]
 """A function that converts weights in the model's layout to ``[batch, heads, q_len, kv_len]``."""
 
-_SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, F.gumbel_softmax})
+_SOFTMAX = frozenset({F.softmax, F.softmin, torch.softmax, Tensor.softmax, torch.special.softmax, F.gumbel_softmax})
 _ANY_PRODUCT = PRODUCTS | frozenset(
     {
         *(torch.mm, torch.mv, torch.addbmm, torch.addmm, torch.addmv, torch.tensordot, torch.chain_matmul),
@@ -82,7 +82,7 @@ class SoftmaxTap:
         sizes = {x.numel() for x in tracked}
         out = func(*args, **kwargs)
         if func in _SOFTMAX and is_dense(out):
-            self.track(out, kwargs.get("dim", args[1] if len(args) > 1 else None))
+            self.track(out, softmax_dim(func, args, kwargs, out.dim()))
         elif mixing is not None and is_dense(out):
             self._states[out] = _State(_as_scores(out, *mixing), version_of(out), is_changed=True)
         elif tracked:
