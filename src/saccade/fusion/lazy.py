@@ -16,6 +16,7 @@ from torch import Tensor
 from saccade.fusion.arguments import map_nested, tensors_in
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores
+from saccade.support.errors import unsupported
 from saccade.support.torch_modes import any_autocast
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -146,6 +147,12 @@ class Family:
 
     compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # like torch.compiler.disable, which imports the compiler
 
+    def make_weights(self, make: Callable[[Scores], Tensor]) -> None:
+        """Let a function of their `Scores` compute the attention weights of the family that are not yet computed."""
+        for member in self.uncomputed:
+            if isinstance(member.scores, Scores) and member.scores.softmax is not None:
+                member.make = functools.partial(make, member.scores)
+
     def reads_memory_of(self, x: Tensor) -> bool:
         """Return whether a tensor shares memory with an operand of a lazy tensor that is not yet computed."""
         operands = (operand for member in self.uncomputed for operand, _ in member.scores.operands)
@@ -161,8 +168,13 @@ def dispatch_keys(_: bool) -> tuple[Any, Any]:
 def _compute(members: list[Pending]) -> None:
     results: dict[Operation, Any] = {}
     for member in members:
-        if member.scores.is_current:
+        if not member.scores.is_current:
+            continue
+        if member.make is None:
             member.set_value(member.operation.run(results))
+            continue
+        with torch._C.DisableTorchFunction(), torch.set_grad_enabled(member.has_gradients):
+            member.set_value(member.make())
 
 
 @functools.cache
@@ -192,6 +204,7 @@ class Pending:
         self.memory = operation.memory = object() if memory is None else memory
         self.has_gradients = torch.is_grad_enabled()
         self.number = next(_numbers)
+        self.make: Callable[[], Tensor] | None = None  # computes the values instead of the operation
         self._value: Tensor | None = None
         family.add(self)
 
@@ -317,6 +330,9 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.pending.make is not None:
+            reasons = ["code that calls no torch function has read the weights of a call that saccade has changed"]
+            raise unsupported("backward", reasons, hint="read the weights with torch's functions")
         value, aliases = ctx.pending.value, ctx.pending.aliases
         create_graph = torch.is_grad_enabled()
         grads = torch.autograd.grad(

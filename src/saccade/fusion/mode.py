@@ -35,6 +35,7 @@ from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
+from saccade.matrix import Matrix
 from saccade.support.torch_modes import has_forward_derivatives, in_backward, is_recorded, is_transformed
 
 Run = Callable[[AttentionCall], Tensor | None]
@@ -152,10 +153,12 @@ class FuseAttention(TorchFunctionMode):
     def _defer_or_run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Defer a torch call on lazy tensors if it may be part of attention; otherwise run it."""
         lazies = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and not x.pending.is_computed]
-        if func in PRODUCTS:
-            for lazy in lazies:
-                if lazy.pending.scores.softmax is None:  # no softmax: an ordinary activation, not attention weights
-                    lazy.pending.family.compute()
+        for lazy in lazies:
+            # Without a softmax, an operand of a product is an ordinary activation. The values of weights that are made
+            # are not those of the deferred operations.
+            pending = lazy.pending
+            if pending.scores.softmax is None if func in PRODUCTS else pending.make is not None:
+                pending.family.compute()
         lazies = [x for x in lazies if not x.pending.is_computed]
         if lazies:
             first = _largest(lazies)
@@ -202,9 +205,16 @@ class FuseAttention(TorchFunctionMode):
         out = self._run(call)
         if out is None:
             return None
+        matrix = self._changed_matrix()
+        if matrix is not None:  # weights that the model reads or returns are those of the call that ran
+            family.make_weights(functools.partial(output.weights_of, matrix, call.value.shape[2]))
         if self._on_attention is not None:
             self._on_attention(call)
         return output.arranged(out)
+
+    def _changed_matrix(self) -> Matrix | None:
+        """Return the matrix of the call that has just run, if it is not the one that the model asked for."""
+        return None
 
     def _compute_before(self, func: Any, args: Any, kwargs: Any) -> None:
         """Compute lazy tensors whose operands a call overwrites, and those with pending dropout before random calls."""

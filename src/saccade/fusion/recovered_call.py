@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from saccade.fusion.axes import Axis, split_axes
 from saccade.fusion.product_spellings import Product
 from saccade.fusion.repeated_heads import Repeats
 from saccade.fusion.scores import Scores, detached_if_no_grad, is_dense, product_dtype
 from saccade.masks import Mask, as_mask
-from saccade.matrix import AttentionMatrix
+from saccade.matrix import AttentionMatrix, Matrix
+from saccade.support.errors import unsupported
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import without_autocast
 
@@ -66,12 +68,13 @@ class AttentionCall:
 
 
 class Output(NamedTuple):
-    """The layout and dtype in which the model expects the output of an attention call."""
+    """The layout and dtype in which the model expects the output of an attention call, and the roles of its axes."""
 
     sizes: tuple[int, ...]
     order: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
+    roles: Roles
 
     def arranged(self, out: Tensor) -> Tensor:
         """Convert an attention output ``[batch, heads, q_len, value_dim]`` to the model's layout and dtype."""
@@ -82,6 +85,28 @@ class Output(NamedTuple):
         inverse = [self.order.index(axis) for axis in range(len(self.order))]
         x = grad.reshape([self.sizes[axis] for axis in self.order]).permute(inverse)
         return x.reshape(*call.query.shape[:3], call.value.shape[3])
+
+    def weights_of(self, matrix: Matrix, kv_len: int, weights: Scores) -> Tensor:
+        """Return a matrix in the layout and dtype of the model's weights, with their dropout.
+
+        Args:
+            matrix: ``[batch, heads, q_len, kv_len]``, possibly without keys at the end that no query attends to.
+            kv_len: the number of keys in the model's weights.
+            weights: the weights.
+
+        Raises:
+            UnsupportedError: the model has split axes of the weights since the call.
+        """
+        dense = matrix.to_dense(limit=math.prod(matrix.shape))
+        dense = F.pad(dense, (0, kv_len - dense.shape[3])).to(weights.dtype)
+        known = [factor for dimension in self.roles.dimensions for factor in dimension]
+        seen = [factor for axis in weights.axes.axes for factor in axis]
+        if sorted(seen) != sorted(known):
+            reasons = ["the model reads the weights of a call that saccade has changed, in another layout"]
+            raise unsupported("weights", reasons, hint="saccade.record(model) returns the weights")
+        x = dense.reshape([self.roles.sizes[factor] for factor in known])
+        x = x.permute([known.index(factor) for factor in seen]).reshape(weights.axes.shape)
+        return F.dropout(x, weights.dropout_p) if weights.dropout_p else x
 
 
 def attention_call(
@@ -295,7 +320,7 @@ def _output_layout(
     names: list[int | str] = [*factors, *extra]
     sizes = (*(roles.sizes[x] for x in factors), *(product.sizes[x] for x in extra))
     order = [names.index(x) for letter in product.letters for x in (axes.get(letter) or [letter]) if x in names]
-    return Output(sizes, tuple(order), tuple(product.sizes[x] for x in product.letters), dtype)
+    return Output(sizes, tuple(order), tuple(product.sizes[x] for x in product.letters), dtype, roles)
 
 
 def _mask_and_bias(
