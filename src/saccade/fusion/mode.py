@@ -28,7 +28,8 @@ from saccade.fusion.lazy import (
     materialised,
     with_placeholders,
 )
-from saccade.fusion.operations import allocates, scores_after
+from saccade.fusion.memory import Memory
+from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, product_of, scores_of
 from saccade.fusion.recovered_call import AttentionCall, Output, attention_call
 from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
@@ -148,7 +149,8 @@ class FuseAttention(TorchFunctionMode):
         operation = Operation(func, args, kwargs)
         family = Family(dispatch_keys(torch.is_inference_mode_enabled()))
         self._families.add(family)
-        return LazyTensor.of(Pending(scores.with_operands(operation.tensors), operation, family))
+        memory = Memory.of_product(product)
+        return LazyTensor.of(Pending(scores.with_operands(operation.tensors), operation, family, memory))
 
     def _defer_or_run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Defer a torch call on lazy tensors if it may be part of attention; otherwise run it."""
@@ -268,9 +270,10 @@ def _apply_lazily(
     if scores is pending.scores:
         return True, lazy
     is_in_place = writes(func) or (func is F.dropout and any(x is True for x in (*args[3:], kwargs.get("inplace"))))
-    is_viewed = is_in_place and not pending.can_change_in_place
-    if is_viewed or pending.has_gradients != torch.is_grad_enabled():
+    views = pending.sharing_memory() if is_in_place else []
+    if views is None or pending.has_gradients != torch.is_grad_enabled():
         return False, None
+    memory = pending.memory.after(func, map_nested(_state, args))
     args, kwargs = map_nested(_operation, (args, kwargs))
     operation = Operation(func, args, kwargs)
     scores = scores.with_operands(operation.tensors)
@@ -278,8 +281,11 @@ def _apply_lazily(
     if is_in_place:
         assert isinstance(scores, Scores)
         lazy.update(replace(scores, dtype=pending.scores.dtype), operation)
+        for view in views:
+            other = view.lazy()
+            assert other is not None  # it keeps its state alive
+            other.update(*view.changed_with(pending))
         return True, None if func is Tensor.__setitem__ else lazy
-    memory = None if allocates(func) else pending.memory
     return True, LazyTensor.of(Pending(scores, operation, pending.family, memory))
 
 

@@ -20,7 +20,7 @@ ScoresFunction = Callable[..., Scores | RowMaximum | None]
 """A torch function's counterpart for `Scores` in place of lazy tensors. It returns None if a call is unsupported."""
 
 
-def _functions(*names: str) -> tuple[Callable[..., Any], ...]:
+def functions(*names: str) -> tuple[Callable[..., Any], ...]:
     """Return torch's functions and tensor methods with the given names."""
     functions = [getattr(owner, name, None) for name in names for owner in (torch, Tensor)]
     return tuple(x for x in functions if x is not None)
@@ -300,77 +300,51 @@ def _int_arguments(sizes: Sequence[Any]) -> list[int] | None:
 
 
 OPERATIONS: dict[Callable[..., Any], ScoresFunction] = {
-    **dict.fromkeys(_functions("mul", "multiply", "mul_", "multiply_", "__mul__", "__rmul__", "__imul__"), _multiply),
-    **dict.fromkeys(_functions("div", "divide", "true_divide"), _divide),
-    **dict.fromkeys(_functions("div_", "divide_", "true_divide_", "__truediv__", "__itruediv__", "__div__"), _divide),
-    **dict.fromkeys(_functions("neg", "neg_", "negative", "negative_", "__neg__"), _negative),
-    **dict.fromkeys(_functions("add", "add_", "__add__", "__radd__", "__iadd__"), _add),
-    **dict.fromkeys(_functions("sub", "subtract", "sub_", "subtract_", "__sub__", "__isub__"), _subtract),
-    **dict.fromkeys(_functions("masked_fill", "masked_fill_"), _masked_fill),
+    **dict.fromkeys(functions("mul", "multiply", "mul_", "multiply_", "__mul__", "__rmul__", "__imul__"), _multiply),
+    **dict.fromkeys(functions("div", "divide", "true_divide"), _divide),
+    **dict.fromkeys(functions("div_", "divide_", "true_divide_", "__truediv__", "__itruediv__", "__div__"), _divide),
+    **dict.fromkeys(functions("neg", "neg_", "negative", "negative_", "__neg__"), _negative),
+    **dict.fromkeys(functions("add", "add_", "__add__", "__radd__", "__iadd__"), _add),
+    **dict.fromkeys(functions("sub", "subtract", "sub_", "subtract_", "__sub__", "__isub__"), _subtract),
+    **dict.fromkeys(functions("masked_fill", "masked_fill_"), _masked_fill),
     torch.where: _where,
     Tensor.where: _where_method,
     Tensor.__setitem__: _set_item,
-    **dict.fromkeys(_functions("max", "maximum"), _maximum),
-    **dict.fromkeys(_functions("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"), _clamp),
-    **dict.fromkeys(_functions("amax"), _amax),
-    **dict.fromkeys(_functions("tanh", "tanh_"), _tanh),
-    **dict.fromkeys(_functions("to", "type", "type_as"), _to),
+    **dict.fromkeys(functions("max", "maximum"), _maximum),
+    **dict.fromkeys(functions("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"), _clamp),
+    **dict.fromkeys(functions("amax"), _amax),
+    **dict.fromkeys(functions("tanh", "tanh_"), _tanh),
+    **dict.fromkeys(functions("to", "type", "type_as"), _to),
     Tensor.float: _cast_to(torch.float32),
     Tensor.half: _cast_to(torch.float16),
     Tensor.bfloat16: _cast_to(torch.bfloat16),
     Tensor.double: _cast_to(torch.float64),
     Tensor.contiguous: _contiguous,
-    **dict.fromkeys(_functions("clone"), _clone),
-    **dict.fromkeys((*_functions("softmax"), torch.special.softmax), _softmax),
+    **dict.fromkeys(functions("clone"), _clone),
+    **dict.fromkeys((*functions("softmax"), torch.special.softmax), _softmax),
     F.softmax: _softmax_function,
     F.softmin: _softmin,
-    **dict.fromkeys(_functions("nan_to_num", "nan_to_num_"), _nan_to_num),
+    **dict.fromkeys(functions("nan_to_num", "nan_to_num_"), _nan_to_num),
     F.dropout: _dropout,
     torch.dropout: _torch_dropout,
-    **dict.fromkeys(_functions("view", "reshape"), _view),
-    **dict.fromkeys(_functions("view_as", "reshape_as"), _view_as),
-    **dict.fromkeys(_functions("flatten"), _flatten),
-    **dict.fromkeys(_functions("unflatten"), _unflatten),
-    **dict.fromkeys(_functions("expand"), _expand),
-    **dict.fromkeys(_functions("unsqueeze"), _unsqueeze),
-    **dict.fromkeys(_functions("squeeze"), _squeeze),
-    **dict.fromkeys(_functions("transpose", "swapaxes", "swapdims"), _transpose),
-    **dict.fromkeys(_functions("permute"), _permute),
+    **dict.fromkeys(functions("view", "reshape"), _view),
+    **dict.fromkeys(functions("view_as", "reshape_as"), _view_as),
+    **dict.fromkeys(functions("flatten"), _flatten),
+    **dict.fromkeys(functions("unflatten"), _unflatten),
+    **dict.fromkeys(functions("expand"), _expand),
+    **dict.fromkeys(functions("unsqueeze"), _unsqueeze),
+    **dict.fromkeys(functions("squeeze"), _squeeze),
+    **dict.fromkeys(functions("transpose", "swapaxes", "swapdims"), _transpose),
+    **dict.fromkeys(functions("permute"), _permute),
     Tensor.mT.__get__: _matrix_transpose,  # type: ignore[attr-defined]
     Tensor.__getitem__: _get_item,
 }
 """The function that applies each torch function to `Scores`; any other torch function needs computed values."""
 
-_ALLOCATING = frozenset(
-    {
-        *(
-            _multiply,
-            _divide,
-            _negative,
-            _add,
-            _subtract,
-            _masked_fill,
-            _maximum,
-            _clamp,
-            _where,
-            _where_method,
-            _tanh,
-            _clone,
-        ),
-        *(_softmax, _softmax_function, _softmin, _nan_to_num, _amax),
-    }
-)
-
-
-def allocates(func: Callable[..., Any]) -> bool:
-    """Return whether a function in `OPERATIONS` returns a result that shares no memory with the scores."""
-    return OPERATIONS.get(func) in _ALLOCATING and not writes(func)
-
-
 _ANYWHERE = frozenset({_multiply, _add, _where, _where_method})  # the scores need not be the first argument
 
 
-_DETACH = frozenset(_functions("detach"))
+_DETACH = frozenset(functions("detach"))
 
 
 def scores_after(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | RowMaximum | None:
