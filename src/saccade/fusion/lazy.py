@@ -18,6 +18,7 @@ from saccade.fusion.arguments import map_nested, tensors_in
 from saccade.fusion.memory import Memory
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores
+from saccade.fusion.written_softmax import OfScores
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import any_autocast
 
@@ -205,7 +206,7 @@ class Pending:
         memory: the memory of the values.
     """
 
-    def __init__(self, scores: Scores | RowMaximum, operation: Operation, family: Family, memory: Memory):
+    def __init__(self, scores: Scores | RowMaximum | OfScores, operation: Operation, family: Family, memory: Memory):
         self.scores, self.operation, self.family = scores, operation, family
         self.memory = operation.memory = memory
         self.has_gradients = torch.is_grad_enabled()

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
+from saccade.fusion.written_softmax import Exponentials, OfScores, RowArgmax
 from saccade.matrix import Matrix
 from saccade.support.torch_modes import has_forward_derivatives, in_backward, is_recorded, is_transformed
 
@@ -195,6 +197,8 @@ class FuseAttention(TorchFunctionMode):
     def _track_weights(self, lazies: list[LazyTensor]) -> None:
         """Track materialised weights until the model multiplies them by values."""
         for pending in (lazy.pending for lazy in lazies):
+            if self._tap is not None and isinstance(pending.scores, Exponentials):
+                self._tap.track_unknown(pending.value)
             softmax, axes = pending.scores.softmax, pending.scores.axes.axes
             if self._tap is not None and softmax in axes:
                 self._tap.track(pending.value, axes.index(softmax))
@@ -263,8 +267,8 @@ def _largest(lazies: list[LazyTensor]) -> LazyTensor:
 
 
 def _apply_lazily(
-    lazy: LazyTensor, scores: Scores | RowMaximum, func: Any, args: Any, kwargs: Any
-) -> tuple[bool, LazyTensor | None]:
+    lazy: LazyTensor, scores: Scores | RowMaximum | OfScores, func: Any, args: Any, kwargs: Any
+) -> tuple[bool, Any]:
     """Defer a call on a lazy tensor; return whether this is possible, and the lazy result."""
     pending = lazy.pending
     if scores is pending.scores:
@@ -286,7 +290,19 @@ def _apply_lazily(
             assert other is not None  # it keeps its state alive
             other.update(*view.changed_with(pending))
         return True, None if func is Tensor.__setitem__ else lazy
+    if isinstance(scores, RowMaximum) and func in _MAX:
+        return True, _maxima(scores, operation, pending.family)
     return True, LazyTensor.of(Pending(scores, operation, pending.family, memory))
+
+
+def _maxima(maximum: RowMaximum, operation: Operation, family: Family) -> Any:
+    """Return the pair of values and positions that ``max`` returns, both lazy."""
+    positions = RowArgmax(maximum.of, maximum.axis, torch.int64, maximum.operands)
+    states = enumerate((maximum, positions))
+    return torch.return_types.max(
+        LazyTensor.of(Pending(state, Operation(itemgetter(i), (operation,), {}), family, Memory(object())))
+        for i, state in states
+    )
 
 
 def _state(x: Any) -> Any:
@@ -309,6 +325,7 @@ def is_eager() -> bool:
     return not (is_traced or is_captured or is_transformed() or has_forward_derivatives())
 
 
+_MAX = frozenset({torch.max, Tensor.max})
 _MAY_WRITE = frozenset(
     x for x in vars(F).values() if "inplace" in getattr(getattr(x, "__code__", None), "co_varnames", ())
 )

@@ -20,6 +20,7 @@ from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense, version_of
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
+from saccade.fusion.written_softmax import Exponentials, OfScores
 from saccade.support.torch_modes import in_backward
 
 
@@ -91,8 +92,10 @@ class ObserveAttention(TorchFunctionMode):
             self._repeats.record(func, args, kwargs, out)
         return out
 
-    def _note(self, out: Any, scores: Scores | RowMaximum | None, tree: Any) -> None:
+    def _note(self, out: Any, scores: Scores | RowMaximum | OfScores | None, tree: Any) -> None:
         if scores is not None and is_dense(out):
+            if isinstance(scores, Exponentials):
+                self._tap.track_unknown(out)
             scores = scores.with_operands(tensors_in(tree))
             known = replace(scores, dtype=out.dtype) if isinstance(scores, Scores) else scores
             self._states[out] = known, version_of(out)

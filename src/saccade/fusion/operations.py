@@ -15,6 +15,7 @@ from saccade.fusion.arguments import implicit_softmax_dim, writes
 from saccade.fusion.axes import Axis
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
+from saccade.fusion.written_softmax import OfScores, softmax_after
 
 ScoresFunction = Callable[..., Scores | RowMaximum | None]
 """A torch function's counterpart for `Scores` in place of lazy tensors. It returns None if a call is unsupported."""
@@ -107,6 +108,11 @@ def _amax(scores: Scores, dim: Any = (), keepdim: bool = False) -> RowMaximum | 
 
 def _negative(scores: Scores) -> Scores | None:
     return scores.times_number(-1.0)
+
+
+def _max(scores: Scores, *args: Any, **kwargs: Any) -> Scores | RowMaximum | None:
+    is_reduction = "dim" in kwargs or (bool(args) and isinstance(args[0], int))
+    return _amax(scores, *args, **kwargs) if is_reduction else _maximum(scores, *args, **kwargs)
 
 
 def _tanh(scores: Scores) -> Scores | None:
@@ -310,7 +316,8 @@ OPERATIONS: dict[Callable[..., Any], ScoresFunction] = {
     torch.where: _where,
     Tensor.where: _where_method,
     Tensor.__setitem__: _set_item,
-    **dict.fromkeys(functions("max", "maximum"), _maximum),
+    **dict.fromkeys(functions("max"), _max),
+    **dict.fromkeys(functions("maximum"), _maximum),
     **dict.fromkeys(functions("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"), _clamp),
     **dict.fromkeys(functions("amax"), _amax),
     **dict.fromkeys(functions("tanh", "tanh_"), _tanh),
@@ -347,13 +354,18 @@ _ANYWHERE = frozenset({_multiply, _add, _where, _where_method})  # the scores ne
 _DETACH = frozenset(functions("detach"))
 
 
-def scores_after(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | RowMaximum | None:
+def scores_after(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Scores | RowMaximum | OfScores | None:
     """Return the lazy scores after a call to a torch function, or None if `Scores` cannot express the result.
 
     If the torch function returns its argument, the same `Scores` object is returned.
     """
     if func in _DETACH and args and isinstance(args[0], RowMaximum):
         return args[0].detached()
+    written = softmax_after(func, args, kwargs)
+    if written is not None:
+        return written
     apply = OPERATIONS.get(func)
     positions = [position for position, x in enumerate(args) if isinstance(x, Scores)]
     if apply is None or not positions or (positions[0] and (apply not in _ANYWHERE or writes(func))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, Product, product_of
 from saccade.fusion.recovered_call import roles_of
 from saccade.fusion.scores import FLOATS, Scores, is_dense, version_of
+from saccade.fusion.written_softmax import DIVIDE, EXP, SUM
 
 Arrange = Callable[[Tensor], Tensor]
 """A function that converts weights in the model's layout to ``[batch, heads, q_len, kv_len]``."""
@@ -70,6 +72,8 @@ class SoftmaxTap:
     def __init__(self, on_weights: Callable[[Tensor, Arrange], None], on_unknown: Callable[[], None] = lambda: None):
         self._on_weights, self._on_unknown = on_weights, on_unknown
         self._states: Any = WeakTensorKeyDictionary()
+        self._exponentials: Any = WeakTensorKeyDictionary()  # with their versions
+        self._sums: Any = WeakTensorKeyDictionary()  # of exponentials: version, exponentials, dimension
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a torch call, tracking softmax results among its arguments."""
@@ -87,12 +91,36 @@ class SoftmaxTap:
             self._states[out] = _State(_as_scores(out, *mixing), version_of(out), is_changed=True)
         elif tracked:
             self._track_result(func, args[0] if out is None and args else out, state, sizes)
+        self._follow_exponentials(func, args, kwargs, out)
         return out
+
+    def _follow_exponentials(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Track weights that a model normalises itself: exponentials divided by their sum over an axis."""
+        first = args[0] if args else None
+        if func in EXP and is_dense(out):
+            self._exponentials[out] = version_of(out)
+        elif func in SUM and first is not None and self._is_exponential(first):
+            options = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
+            dim = options.get("dim")
+            dim = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
+            if options.get("keepdim") is True and isinstance(dim, int):
+                self._sums[out] = version_of(out), weakref.ref(first), dim
+        elif func in DIVIDE and len(args) == 2 and isinstance(args[1], Tensor) and args[1] in self._sums:
+            version, divided, dim = self._sums[args[1]]
+            if divided() is first and version == version_of(args[1]) and self._is_exponential(first) and is_dense(out):
+                self.track(out, dim)
+
+    def _is_exponential(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x in self._exponentials and self._exponentials[x] == version_of(x)
 
     def track(self, x: Tensor, dim: Any) -> None:
         """Start tracking ``x``, the result of a softmax over the dimension ``dim``."""
         if isinstance(dim, int) and x.dtype in FLOATS and x.dim() and x.shape[dim] > 1:
             self._states[x] = _State(_as_scores(x, dim % x.dim()), version_of(x))
+
+    def track_unknown(self, x: Tensor) -> None:
+        """Start tracking ``x``, weights of an unknown layout or without a normalisation."""
+        self._states[x] = _State(None, 0)
 
     def is_tracking(self, arguments: tuple[Any, Any]) -> bool:
         """Return whether an argument of a matrix product is derived from a softmax."""
