@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from saccade.fusion.arguments import map_nested, tensors_in
+from saccade.fusion.checkpoints import innermost_hook, outside_later_hooks
 from saccade.fusion.memory import Memory
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores
@@ -135,6 +136,8 @@ class Family:
         self.has_pending_dropout = False
         self._members: weakref.WeakSet[Pending] = weakref.WeakSet()
         self.keys = keys
+        hook = innermost_hook()
+        self._hook: Callable[[], Any] = (lambda: None) if hook is None else weakref.ref(hook)
 
     def add(self, member: Pending) -> None:
         """Add a lazy tensor to the family."""
@@ -150,7 +153,8 @@ class Family:
 
         This causes a graph break in compiled code that receives a lazy tensor.
         """
-        (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.uncomputed)
+        with outside_later_hooks(self._hook()):
+            (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.uncomputed)
 
     compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # like torch.compiler.disable, which imports the compiler
 
