@@ -123,6 +123,40 @@ class LengthsInPlace(Style):
         return self.out(out.reshape(b, HEADS, n, -1).permute(0, 2, 1, 3).reshape(b, n, -1))
 
 
+class AbsorbedLatents(Style):
+    """DeepSeek: scores of latents and of positions, keys that all heads share, and heads after the queries."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.position = nn.Parameter(torch.randn(HEADS, WIDTH // HEADS, 5)), nn.Linear(WIDTH, HEADS * 2)
+        self.down, self.key_position = nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 2)
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q = torch.einsum("bshd,hdc->bshc", self.q(x).view(b, n, HEADS, -1), self.up)
+        latents = self.down(x)
+        scores = torch.einsum("bshc,btc->bsht", q, latents)
+        scores = (
+            scores + torch.einsum("bshr,btr->bsht", self.position(x).view(b, n, HEADS, 2), self.key_position(x))
+        ) / 3
+        scores += torch.full((n, n), -math.inf).triu_(1).unsqueeze(1)
+        out = torch.einsum("bsht,btc->bshc", scores.softmax(dim=-1, dtype=torch.float32).type_as(x), latents)
+        return self.out(torch.einsum("bshc,hdc->bshd", out, self.up).flatten(2))
+
+
+class HeadsLast(Style):
+    """Shared keys broadcast over the queries' axis: only the mask tells which axis holds the queries."""
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q = self.q(x).view(b, n, HEADS, -1)
+        k, v = (part(x)[..., : WIDTH // HEADS].unsqueeze(1) for part in (self.k, self.v))
+        scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+        hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden[:, None], torch.finfo(scores.dtype).min).softmax(dim=-1)
+        return self.out(torch.matmul(weights.to(v.dtype), v).flatten(2))
+
+
 class ChunkedConformer(Style):
     """Speech: positions on one side, chunks as a mask, and a second fill because a row may have no key."""
 

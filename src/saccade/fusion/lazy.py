@@ -153,8 +153,7 @@ class Family:
 
         This causes a graph break in compiled code that receives a lazy tensor.
         """
-        with outside_later_hooks(self._hook()):
-            (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.uncomputed)
+        (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.uncomputed, self._hook)
 
     compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # like torch.compiler.disable, which imports the compiler
 
@@ -176,7 +175,12 @@ def dispatch_keys(_: bool) -> tuple[Any, Any]:
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
-def _compute(members: list[Pending]) -> None:
+def _compute(members: list[Pending], hook: Callable[[], Any]) -> None:
+    with outside_later_hooks(hook()):
+        _compute_each(members)
+
+
+def _compute_each(members: list[Pending]) -> None:
     results: dict[Operation, Any] = {}
     for member in members:
         if not member.scores.is_current:
@@ -189,7 +193,7 @@ def _compute(members: list[Pending]) -> None:
 
 
 @functools.cache
-def _uncompiled() -> Callable[[list[Pending]], None]:
+def _uncompiled() -> Callable[[list[Pending], Callable[[], Any]], None]:
     return torch.compiler.disable(_compute)  # imports the compiler
 
 

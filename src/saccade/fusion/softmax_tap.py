@@ -16,7 +16,7 @@ from saccade.fusion.arguments import map_nested, softmax_dim, tensors_in
 from saccade.fusion.axes import Axes, Axis, new_factor
 from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, Product, product_of
-from saccade.fusion.recovered_call import roles_of
+from saccade.fusion.roles import roles_of
 from saccade.fusion.scores import FLOATS, Scores, is_dense, version_of
 from saccade.fusion.written_softmax import DIVIDE, EXP, SUM
 
