@@ -146,7 +146,7 @@ class FuseAttention(TorchFunctionMode):
         is_tracked = self._tap is not None and self._tap.is_tracking((args, kwargs))
         product = product_of(func, args, kwargs) if is_eager() and not is_tracked else None
         scores = None if product is None else scores_of(product, self._repeats)
-        if scores is None or not enter_when_recomputed(self.recompute_context()):
+        if product is None or scores is None or not enter_when_recomputed(self.recompute_context()):
             return self._plain(func, args, kwargs)
         operation = Operation(func, args, kwargs)
         family = Family(dispatch_keys(torch.is_inference_mode_enabled()))
@@ -298,11 +298,12 @@ def _apply_lazily(
 def _maxima(maximum: RowMaximum, operation: Operation, family: Family) -> Any:
     """Return the pair of values and positions that ``max`` returns, both lazy."""
     positions = RowArgmax(maximum.of, maximum.axis, torch.int64, maximum.operands)
-    states = enumerate((maximum, positions))
-    return torch.return_types.max(
-        LazyTensor.of(Pending(state, Operation(itemgetter(i), (operation,), {}), family, Memory(object())))
-        for i, state in states
-    )
+
+    def item(state: RowMaximum | RowArgmax, number: int) -> Tensor:
+        its = Operation(itemgetter(number), (operation,), {})
+        return LazyTensor.of(Pending(state, its, family, Memory(object())))
+
+    return torch.return_types.max((item(maximum, 0), item(positions, 1)))
 
 
 def _state(x: Any) -> Any:
