@@ -19,6 +19,7 @@ from saccade.fusion.product_spellings import PRODUCTS, Product, product_of
 from saccade.fusion.roles import roles_of
 from saccade.fusion.scores import FLOATS, Scores, is_dense, version_of
 from saccade.fusion.written_softmax import DIVIDE, EXP, SUM
+from saccade.support.torch_modes import is_mapped
 
 Arrange = Callable[[Tensor], Tensor]
 """A function that converts weights in the model's layout to ``[batch, heads, q_len, kv_len]``."""
@@ -39,6 +40,7 @@ _PARTS = frozenset(
         *("broadcast_to", "repeat", "repeat_interleave", "tile", "pad", "constant_pad_nd"),
     }
 )
+_MEAN = frozenset({torch.mean, Tensor.mean, torch.nanmean, Tensor.nanmean})
 # Functions that change weights but not their axes, either elementwise or by a normalisation. Leading and trailing
 # underscores are stripped from names: "iadd" is ``__iadd__``, and "mul" includes ``mul_``.
 _ELEMENTWISE = frozenset(
@@ -79,7 +81,7 @@ class SoftmaxTap:
         """Run a torch call, tracking softmax results among its arguments."""
         tracked = [x for x in tensors_in((args, kwargs)) if x in self._states] if self._states else []
         mixing = self._head_mixing_axes(func, args, kwargs) if tracked else None
-        if tracked and func in _ANY_PRODUCT and mixing is None:
+        if tracked and mixing is None and (func in _ANY_PRODUCT or _is_linear_with_activations(func, args)):
             self._report_product(func, args, kwargs)
             return func(*args, **kwargs)
         state = self._state_after(func, args, kwargs) if tracked and func not in _SOFTMAX else None
@@ -89,6 +91,8 @@ class SoftmaxTap:
             self.track(out, softmax_dim(func, args, kwargs, out.dim()))
         elif mixing is not None and is_dense(out):
             self._states[out] = _State(_as_scores(out, *mixing), version_of(out), is_changed=True)
+        elif tracked and func in _MEAN and self._keeps_keys(args, kwargs):
+            self.track_unknown(out)
         elif tracked:
             self._track_result(func, args[0] if out is None and args else out, state, sizes)
         self._follow_exponentials(func, args, kwargs, out)
@@ -145,6 +149,16 @@ class SoftmaxTap:
         others = [x for x in tensors_in((args, kwargs)) if self._known(x) is x and x.is_floating_point()]
         is_gate = name in _MULTIPLYING and any(tuple(x.shape) == shape for x in others)
         return None if is_gate else _State(scores, 0, is_changed or name not in _UNCHANGING)
+
+    def _keeps_keys(self, args: Any, kwargs: Any) -> bool:
+        """Return whether a mean of weights is over other axes than the keys, such as the heads."""
+        weights = self._known(args[0]) if args else None
+        dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if not isinstance(weights, Scores) or weights.softmax not in weights.axes.axes or dims is None:
+            return False
+        axes = weights.axes.axes
+        dims = dims if isinstance(dims, tuple | list) else (dims,)
+        return axes.index(weights.softmax) not in {dim % len(axes) for dim in dims}
 
     def _head_mixing_axes(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int | None] | None:
         """Return the key axis and the query axis in the result of a call that mixes heads; None for other calls.
@@ -255,7 +269,14 @@ def _with_roles(weights: Scores, rows: Axis, columns: Axis) -> Scores:
     )  # fmt: skip
 
 
+def _is_linear_with_activations(func: Any, args: Any) -> bool:
+    """Return whether a call is a product by ``F.linear`` of two tensors of which none is a layer's parameter."""
+    return func is F.linear and len(args) > 1 and not isinstance(args[1], torch.nn.Parameter)
+
+
 def _sums_to_one(x: Tensor, dims: list[int]) -> bool:
+    if is_mapped(x):
+        return False
     sums = x.detach().double().sum(dims)
     return bool(((sums - 1.0).abs() < 1e-3).all())
 

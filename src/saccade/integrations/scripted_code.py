@@ -34,7 +34,7 @@ def scripted_softmax_in(module: nn.Module) -> str:
     methods = (inspect.unwrap(x) for base in bases for x in vars(base).values() if inspect.isfunction(x))
     named = (x.__globals__.get(name) for x in methods if inspect.isfunction(x) for name in x.__code__.co_names)
     scripted = (x for x in named if isinstance(x, torch.jit.ScriptFunction))
-    return next((x.name for x in scripted if _has_softmax(str(x.inlined_graph))), "")
+    return next((str(x.name) for x in scripted if _has_softmax(str(x.inlined_graph))), "")
 
 
 def _has_softmax(graph: str) -> bool:
