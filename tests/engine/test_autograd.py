@@ -26,6 +26,21 @@ def test_gradients_of_one_input_alone(number: int, impl: str) -> None:
     torch.testing.assert_close(got, want)
 
 
+@BY_HAND
+@pytest.mark.parametrize("length", [7, 200])
+def test_a_backward_pass_within_autocast_is_that_outside(impl: str, length: int) -> None:
+    leaves = [torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3)]
+
+    def grads(*, is_within: bool) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = sc.attention(*leaves, impl=impl).float().square().sum()
+            if is_within:
+                return torch.autograd.grad(loss, leaves)
+        return torch.autograd.grad(loss, leaves)
+
+    assert all(map(torch.equal, grads(is_within=True), grads(is_within=False)))
+
+
 class _Ended(torch.autograd.Function):
     """The same tensor, of which nothing flows back."""
 

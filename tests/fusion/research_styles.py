@@ -101,4 +101,88 @@ class TransformerXL(Style):
         return self.out(out.contiguous().view(n, B, WIDTH)).transpose(0, 1)
 
 
+class LengthsInPlace(Style):
+    """Chinese textbooks: scores viewed as a matrix, in which keys beyond each length are overwritten."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("lengths", torch.tensor([5, 11]))
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q, k, v = (
+            part.reshape(b, n, HEADS, -1).permute(0, 2, 1, 3).reshape(b * HEADS, n, -1)
+            for part in (self.q(x), self.k(x), self.v(x))
+        )
+        scores = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1])
+        limits = self.lengths.repeat_interleave(HEADS).repeat_interleave(n)
+        rows = scores.reshape(-1, n)
+        rows[torch.arange(n)[None] >= limits[:, None]] = -1e6
+        self.attention_weights = F.softmax(rows.reshape(scores.shape), dim=-1)
+        out = torch.bmm(self.drop(self.attention_weights), v)
+        return self.out(out.reshape(b, HEADS, n, -1).permute(0, 2, 1, 3).reshape(b, n, -1))
+
+
+class AbsorbedLatents(Style):
+    """DeepSeek: scores of latents and of positions, keys that all heads share, and heads after the queries."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.position = nn.Parameter(torch.randn(HEADS, WIDTH // HEADS, 5)), nn.Linear(WIDTH, HEADS * 2)
+        self.down, self.key_position = nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 2)
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q = torch.einsum("bshd,hdc->bshc", self.q(x).view(b, n, HEADS, -1), self.up)
+        latents = self.down(x)
+        scores = torch.einsum("bshc,btc->bsht", q, latents)
+        scores = (
+            scores + torch.einsum("bshr,btr->bsht", self.position(x).view(b, n, HEADS, 2), self.key_position(x))
+        ) / 3
+        scores += torch.full((n, n), -math.inf).triu_(1).unsqueeze(1)
+        out = torch.einsum("bsht,btc->bshc", scores.softmax(dim=-1, dtype=torch.float32).type_as(x), latents)
+        return self.out(torch.einsum("bshc,hdc->bshd", out, self.up).flatten(2))
+
+
+class HeadsLast(Style):
+    """Shared keys broadcast over the queries' axis: only the mask tells which axis holds the queries."""
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q = self.q(x).view(b, n, HEADS, -1)
+        k, v = (part(x)[..., : WIDTH // HEADS].unsqueeze(1) for part in (self.k, self.v))
+        scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+        hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden[:, None], torch.finfo(scores.dtype).min).softmax(dim=-1)
+        return self.out(torch.matmul(weights.to(v.dtype), v).flatten(2))
+
+
+class ChunkedConformer(Style):
+    """Speech: positions on one side, chunks as a mask, and a second fill because a row may have no key."""
+
+    def forward(self, x):
+        n = x.shape[1]
+        q, k, v = (self.heads(part) for part in (self.q(x), self.k(x), self.v(x)))
+        chunk = torch.arange(n) // 4
+        hidden = (chunk[:, None] < chunk) | (torch.arange(n) == 2)[:, None]
+        attn = torch.matmul(q, k.permute(0, 1, 3, 2)) * q.shape[-1] ** -0.5
+        attn = F.softmax(attn.masked_fill(hidden, -math.inf), dim=-1, dtype=torch.float32)
+        attn = self.drop(attn).masked_fill(hidden, 0.0).type_as(v)
+        return self.out(torch.matmul(attn, v).transpose(1, 2).reshape(x.shape))
+
+
+class NumberedScores(Style):
+    """Mask added after NaN and infinity are replaced, a softmax in float32, batch and heads in one axis."""
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        q, k, v = (self.heads(part).reshape(b * HEADS, n, -1) for part in (self.q(x), self.k(x), self.v(x)))
+        attn = torch.bmm(q * q.shape[-1] ** -0.5, k.transpose(1, 2))
+        attn = torch.nan_to_num(attn)
+        attn += torch.triu(torch.full((n, n), -math.inf), 1).unsqueeze(0)
+        attn = F.softmax(attn, dim=-1, dtype=torch.float32).type_as(attn)
+        out = torch.bmm(attn, v).reshape(b, HEADS, n, -1).transpose(1, 2)
+        return self.out(out.reshape(b, n, -1))
+
+
 STYLES = {kind.__name__: kind for kind in Style.__subclasses__()} | {"SwinV2": SwinV2}

@@ -239,7 +239,7 @@ def test_a_write_that_no_function_reports(qkv):
     with FuseAttention():
         s = written()
         with pytest.raises(RuntimeError, match=message):
-            s.exp()
+            s.sin()
         s = written().softmax(-1)
         with pytest.raises(RuntimeError, match=message):
             s @ v  # and no error at the end of the mode, for a tensor that nothing reads

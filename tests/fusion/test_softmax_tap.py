@@ -173,6 +173,10 @@ OTHERS = {
     "elementwise": lambda q, k, v: clamped(q, k)[..., :D] * v,
     "a gate": lambda q, k, v: (clamped(q, k) * (q @ k.mT)) @ v,
     "a layer": lambda q, k, v: nn.Linear(N, 2)(clamped(q, k)),
+    "an average": lambda q, k, v: clamped(q, k).mean(1).sum(),
+    "an average over the keys": lambda q, k, v: clamped(q, k).mean(-1) @ v[0, 0],
+    "the mean": lambda q, k, v: clamped(q, k).mean() * v,
+    "a map of heads": lambda q, k, v: F.linear(clamped(q, k).movedim(1, -1), torch.ones(2, 3)).sum(),
 }
 
 
@@ -200,6 +204,9 @@ UNKNOWN = {
     "another axis": lambda w, v: w.mT @ v,
     "two softmaxes": lambda w, v: w.softmax(-2) @ v,
     "mixed queries": lambda w, v: torch.einsum("ki,bhij->bhkj", torch.ones(N, N), w) @ v,
+    "averaged over heads": lambda w, v: w.mean(1, keepdim=True) @ v,
+    "averaged over batch and heads": lambda w, v: w.mean((0, 1)) @ v[0, 0],
+    "values as the weight of a layer": lambda w, v: F.linear(w[0, 0] * 1.0, v[0, 0].T),
 }
 
 

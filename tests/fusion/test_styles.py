@@ -76,7 +76,10 @@ def test_observed(layer, x):
         torch.testing.assert_close(ours.matrix().to_dense(), theirs.matrix().to_dense())
 
 
-JOINED = ("Sam", "SamOnFiveAxes", "Diffusers", "NonLocal", "ChannelsFirst", "OldStableDiffusion", "Perceiver")
+JOINED = (
+    *("Sam", "SamOnFiveAxes", "Diffusers", "NonLocal", "ChannelsFirst", "OldStableDiffusion", "Perceiver"),
+    *("LengthsInPlace", "NumberedScores"),
+)
 
 
 @pytest.mark.parametrize("name", sorted(set(STYLES) - {*JOINED}))

@@ -1,10 +1,13 @@
 """Checkpointed layers: recorded, replaced and edited as without a checkpoint, whatever runs the backward pass."""
 
+import functools
+
 import pytest
 import torch
 from tests.integrations.own_code_attention import D, Model
 from tests.intervention.test_intervene import ALL, OwnLayer
 from tests.sampled import sampled
+from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -213,3 +216,58 @@ def test_recordings(name, use_reentrant, is_within, is_inside):
         else:
             dense = [recording.gradients[layer].to_dense() for recording in (ours, theirs)]
             torch.testing.assert_close(*dense)
+
+
+class Residual(nn.Module):
+    """Layers that add the scores of the layer before to their own, and return them."""
+
+    def __init__(self, inner, outer):
+        super().__init__()
+        self.layers = nn.ModuleList(_ResidualLayer() for _ in range(3))
+        self.inner, self.outer = inner, outer
+
+    def forward(self, x):
+        return self.outer(self.attend, x)
+
+    def attend(self, x):
+        scores = torch.zeros((), dtype=x.dtype)
+        for layer in self.layers:
+            x, scores = self.inner(layer, x, scores)
+        return x, scores
+
+
+class _ResidualLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(D, 3 * D)
+
+    def forward(self, x, before):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        scores = q @ k.mT / D**0.5 + before
+        return x + scores.softmax(-1) @ v, scores
+
+
+def called(layer, *args):
+    return layer(*args)
+
+
+HOOKED = functools.partial(checkpoint, use_reentrant=False)
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(HOOKED, called), (called, HOOKED), (HOOKED, HOOKED)])
+@pytest.mark.parametrize("reads_scores", [False, True])
+def test_scores_that_leave_a_checkpoint(inner, outer, reads_scores):
+    torch.manual_seed(0)
+    plain = Residual(called, called).double()
+    replaced = Residual(inner, outer).double()
+    replaced.load_state_dict(plain.state_dict())
+    sc.replace_attention(replaced)
+
+    def step(model):
+        x = inputs()
+        out, scores = model(x)
+        loss = out.sin().sum() + (scores.sin().sum() if reads_scores else 0.0)
+        loss.backward()
+        return [loss, *gradients(model, x)]
+
+    torch.testing.assert_close(step(replaced), step(plain))

@@ -178,3 +178,17 @@ def test_a_forward_of_ones_own_in_torch_s_layer_is_recorded_as_it_calls_torch_s_
     assert recording.layers == ("0", "1.self_attn")
     turned = nn.MultiheadAttention.forward(layer.self_attn, x.flip(1), x, x, average_attn_weights=False)[1]
     torch.testing.assert_close(recording["1.self_attn"].matrix.to_dense(), turned)
+
+
+class Mapped(nn.Module):
+    def forward(self, x):
+        return torch.vmap(lambda x: (x @ x.mT).softmax(-1) @ x)(x)
+
+
+@pytest.mark.parametrize("keep", ["statistics", "qk"])
+def test_attention_within_vmap_is_noted(keep):
+    model = nn.Sequential(Fused(), Mapped())
+    expected = model(X)
+    with pytest.warns(UnrecordedLayersWarning), record(model, keep=keep) as recording:
+        assert torch.equal(model(X), expected)
+    assert (recording.layers, recording.not_recorded) == (("0",), ("1",))

@@ -14,7 +14,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.support.errors import unsupported
-from saccade.support.torch_modes import current_transform_level, has_values, is_transformed
+from saccade.support.torch_modes import current_transform_level, has_values, is_transformed, without_autocast
 
 CALLED_AS = "attention"  # in errors
 
@@ -174,7 +174,8 @@ class _BackwardPass(torch.autograd.Function):
         if not has_values(results.out):
             return _empty_gradients(sources, wanted)
         full, value = inputs.of_sources(sources)
-        grads = nonfinite.backward(kernel, full, value, dropped, results, wanted)
+        with without_autocast(inputs.device):  # the backward pass may run within autocast
+            grads = nonfinite.backward(kernel, full, value, dropped, results, wanted)
         return tuple(
             grad if grad is None or x is None or grad.dtype == x.dtype else grad.to(x.dtype)
             for grad, x in zip(grads, sources, strict=True)
@@ -192,7 +193,8 @@ class _BackwardPass(torch.autograd.Function):
         needed = ctx.needs_input_grad[6:]
         again = torch.is_grad_enabled() and not is_transformed()
         second = _second_derivatives if again or not is_transformed() else _SecondDerivatives.apply
-        *of_sources, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
+        with without_autocast(ctx.inputs.device):
+            *of_sources, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
         # Return None for the output and the lse, since the gradients of the sources include the paths through them.
         return None, None, None, None, None, None, of_out, of_lse, *of_sources
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def map_nested(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -38,6 +39,23 @@ def writes(func: Callable[..., Any]) -> bool:
     name = str(getattr(func, "__name__", ""))
     is_in_place = name.endswith("_") and not name.endswith("__")
     return is_in_place or name in _IN_PLACE | _SETTING | _EXPOSING or isinstance(func, torch._ops.OpOverloadPacket)
+
+
+def softmax_dim(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], ndim: int) -> Any:
+    """Return the dimension of a call to a softmax function, in a tensor of ``ndim`` dimensions.
+
+    If ``F.softmax`` and ``F.softmin`` get no dimension, torch chooses the first for tensors of 0, 1 and 3 dimensions,
+    and otherwise the second.
+    """
+    if func is F.gumbel_softmax:
+        return kwargs.get("dim", args[4] if len(args) > 4 else -1)
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return implicit_softmax_dim(ndim) if dim is None else dim
+
+
+def implicit_softmax_dim(ndim: int) -> int:
+    """Return the dimension that torch chooses for ``F.softmax`` without ``dim``."""
+    return 0 if ndim in (0, 1, 3) else 1
 
 
 _EXPOSING = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ def enter_when_recomputed(context: Context) -> bool:
     """
     for reentrant in _reentrant_checkpoints():
         reentrant.run_function = _within(context, reentrant.run_function)
-    pack = _innermost_hook()
+    pack = innermost_hook()
     name = getattr(pack, "__qualname__", "")
     if pack is None or name.startswith("_recomputation_hook."):
         return True
@@ -39,7 +39,7 @@ def enter_when_recomputed(context: Context) -> bool:
 
 def running_checkpoint() -> int:
     """Return a number that identifies the innermost running checkpoint or saved-tensor hook."""
-    return id(next(_reentrant_checkpoints(), None) or _innermost_hook())
+    return id(next(_reentrant_checkpoints(), None) or innermost_hook())
 
 
 def _reentrant_checkpoints() -> Iterator[Any]:
@@ -51,7 +51,7 @@ def _reentrant_checkpoints() -> Iterator[Any]:
         frame = frame.f_back
 
 
-def _innermost_hook() -> Any:
+def innermost_hook() -> Any:
     """Return the innermost saved-tensor hook that may recompute tensors; hooks of `save_on_cpu` only store tensors."""
     autograd, storing = torch._C._autograd, []
     try:
@@ -61,6 +61,27 @@ def _innermost_hook() -> Any:
         return None if hooks is None else hooks[0]
     finally:
         for pack, unpack in reversed(storing):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextmanager
+def outside_later_hooks(hook: Any) -> Iterator[None]:
+    """Suspend the saved-tensor hooks that were entered after ``hook`` within the block; all of them if it has ended.
+
+    A tensor that the model computed before a checkpoint is not part of the checkpoint, which would otherwise save other
+    tensors than when it is recomputed.
+    """
+    autograd, suspended = torch._C._autograd, []
+    is_now = innermost_hook() is hook
+    try:
+        while not is_now and (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
+            if hooks[0] is hook:
+                break
+            autograd._pop_saved_tensors_default_hooks()
+            suspended.append(hooks)
+        yield
+    finally:
+        for pack, unpack in reversed(suspended):
             autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 

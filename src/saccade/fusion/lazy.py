@@ -8,14 +8,19 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from saccade.fusion.arguments import map_nested, tensors_in
+from saccade.fusion.checkpoints import innermost_hook, outside_later_hooks
+from saccade.fusion.memory import Memory
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores
+from saccade.fusion.written_softmax import OfScores
+from saccade.support.errors import unsupported
 from saccade.support.torch_modes import any_autocast
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -55,7 +60,7 @@ class Operation:
     Attributes:
         differentiable: the tensors among the arguments that require gradients.
         aliases: views of these tensors, passed in their place when the call runs.
-        memory: an object that identifies the memory of the result; calls with the same object may share memory.
+        memory: the memory of the result.
     """
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -65,7 +70,7 @@ class Operation:
         self.tensors = list(tensors_in((args, kwargs)))
         self.differentiable = [x for x in self.tensors if is_on and x.requires_grad]
         self.aliases: list[Tensor] = []
-        self.memory: object = None
+        self.memory: Memory | None = None
 
     def run(self, results: dict[Operation, Any]) -> Any:
         """Run the deferred call and the calls that it depends on, skipping those whose results are known."""
@@ -79,6 +84,10 @@ class Operation:
                 out = func(*args, **kwargs)
                 results[self] = args[0] if out is None else out  # index assignment returns None
         return results[self]
+
+    def is_in(self, memory: Memory) -> bool:
+        """Return whether the result may share memory with values in ``memory``."""
+        return self.memory is not None and self.memory.owner is memory.owner
 
     def with_dependencies(self) -> Iterator[Operation]:
         """Yield the deferred calls that this call depends on, then the call itself."""
@@ -127,6 +136,8 @@ class Family:
         self.has_pending_dropout = False
         self._members: weakref.WeakSet[Pending] = weakref.WeakSet()
         self.keys = keys
+        hook = innermost_hook()
+        self._hook: Callable[[], Any] = (lambda: None) if hook is None else weakref.ref(hook)
 
     def add(self, member: Pending) -> None:
         """Add a lazy tensor to the family."""
@@ -142,9 +153,15 @@ class Family:
 
         This causes a graph break in compiled code that receives a lazy tensor.
         """
-        (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.uncomputed)
+        (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.uncomputed, self._hook)
 
     compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # like torch.compiler.disable, which imports the compiler
+
+    def make_weights(self, make: Callable[[Scores], Tensor]) -> None:
+        """Let a function of their `Scores` compute the attention weights of the family that are not yet computed."""
+        for member in self.uncomputed:
+            if isinstance(member.scores, Scores) and member.scores.softmax is not None:
+                member.make = functools.partial(make, member.scores)
 
     def reads_memory_of(self, x: Tensor) -> bool:
         """Return whether a tensor shares memory with an operand of a lazy tensor that is not yet computed."""
@@ -158,15 +175,25 @@ def dispatch_keys(_: bool) -> tuple[Any, Any]:
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
-def _compute(members: list[Pending]) -> None:
+def _compute(members: list[Pending], hook: Callable[[], Any]) -> None:
+    with outside_later_hooks(hook()):
+        _compute_each(members)
+
+
+def _compute_each(members: list[Pending]) -> None:
     results: dict[Operation, Any] = {}
     for member in members:
-        if member.scores.is_current:
+        if not member.scores.is_current:
+            continue
+        if member.make is None:
             member.set_value(member.operation.run(results))
+            continue
+        with torch._C.DisableTorchFunction(), torch.set_grad_enabled(member.has_gradients):
+            member.set_value(member.make())
 
 
 @functools.cache
-def _uncompiled() -> Callable[[list[Pending]], None]:
+def _uncompiled() -> Callable[[list[Pending], Callable[[], Any]], None]:
     return torch.compiler.disable(_compute)  # imports the compiler
 
 
@@ -184,14 +211,16 @@ class Pending:
         scores: the scores or weights that the lazy tensor represents, or the maximum of scores.
         operation: the deferred call that computes the values.
         family: the lazy tensors that are derived from the same matrix product.
-        memory: an object that identifies the memory of the values; lazy tensors with the same object may share it.
+        memory: the memory of the values.
     """
 
-    def __init__(self, scores: Scores | RowMaximum, operation: Operation, family: Family, memory: object = None):
+    def __init__(self, scores: Scores | RowMaximum | OfScores, operation: Operation, family: Family, memory: Memory):
         self.scores, self.operation, self.family = scores, operation, family
-        self.memory = operation.memory = object() if memory is None else memory
+        self.memory = operation.memory = memory
         self.has_gradients = torch.is_grad_enabled()
         self.number = next(_numbers)
+        self.lazy: Callable[[], LazyTensor | None] = lambda: None
+        self.make: Callable[[], Tensor] | None = None  # computes the values instead of the operation
         self._value: Tensor | None = None
         family.add(self)
 
@@ -213,11 +242,34 @@ class Pending:
         """Store the computed values of the lazy tensor."""
         self._value = value
 
-    @property
-    def can_change_in_place(self) -> bool:
-        """Whether an in-place operation affects no other uncomputed lazy tensor, because none shares the memory."""
-        others = [x for x in self.family.uncomputed if x is not self]
-        return not any(operation.memory is self.memory for x in others for operation in x.operation.with_dependencies())
+    def sharing_memory(self) -> list[Pending] | None:
+        """Return the other lazy tensors that an in-place operation changes: views of the same memory.
+
+        Return None if the operation must not be deferred, because another lazy tensor was computed from the old values
+        or has split the axes.
+        """
+        views: list[Pending] = []
+        for other in self.family.uncomputed:
+            if other.memory.owner is self.memory.owner:
+                views += [] if other is self else [other]
+            elif any(operation.is_in(self.memory) for operation in other.operation.with_dependencies()):
+                return None
+        is_alike = all(
+            isinstance(x.scores, Scores)
+            and isinstance(self.scores, Scores)
+            and x.scores.all_factors == self.scores.all_factors
+            and x.has_gradients == self.has_gradients
+            and x.memory.is_certain
+            for x in views
+        )
+        return views if is_alike and (self.memory.is_certain or not views) else None
+
+    def changed_with(self, other: Pending) -> tuple[Scores, Operation]:
+        """Return the scores of this view after ``other``, a view of the same memory, was changed in place."""
+        assert isinstance(self.scores, Scores)
+        assert isinstance(other.scores, Scores)
+        scores = replace(other.scores, axes=self.scores.axes, heads=self.scores.heads)
+        return scores, Operation(_first, (self.operation, other.operation), {})
 
     @property
     def differentiable(self) -> list[Tensor]:
@@ -235,6 +287,10 @@ class Pending:
         return dict.fromkeys(self.operation.with_dependencies())
 
 
+def _first(x: Tensor, _: Tensor) -> Tensor:
+    return x
+
+
 class LazyTensor(Tensor):
     """A tensor that represents attention scores or weights without computing them.
 
@@ -249,7 +305,7 @@ class LazyTensor(Tensor):
         scores = pending.scores
         shape, dtype, device = scores.axes.shape, scores.dtype, scores.left.device
         lazy: LazyTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        lazy.pending = pending
+        lazy.pending, pending.lazy = pending, weakref.ref(lazy)
         return lazy
 
     @classmethod
@@ -259,7 +315,7 @@ class LazyTensor(Tensor):
         return _Node.apply(pending, *operands) if operands else cls(pending)
 
     def update(self, scores: Scores, operation: Operation) -> None:
-        """Apply an in-place operation to the lazy tensor; `Pending.can_change_in_place` must be True."""
+        """Apply an in-place operation to the lazy tensor; apply it to views of the same memory as well."""
         self.pending.scores, self.pending.operation = scores, operation
         operation.memory = self.pending.memory
         operands = self.pending.differentiable
@@ -289,9 +345,10 @@ def _detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
 
 
-def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Replace a lazy argument with an empty placeholder if the function, such as ``zeros_like``, reads no values."""
-    position = 0 if func in _LIKE else 1
+    is_named = func is Tensor.type and len(args) == 1 and not kwargs  # returns the name of the tensor's type
+    position = 0 if func in _LIKE or is_named else 1
     if len(args) <= position or type(args[position]) is not LazyTensor or args[position].pending.is_computed:
         return args
     if position == 1 and (func not in _AS or type(args[0]) is LazyTensor):
@@ -316,6 +373,9 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.pending.make is not None:
+            reasons = ["code that calls no torch function has read the weights of a call that saccade has changed"]
+            raise unsupported("backward", reasons, hint="read the weights with torch's functions")
         value, aliases = ctx.pending.value, ctx.pending.aliases
         create_graph = torch.is_grad_enabled()
         grads = torch.autograd.grad(

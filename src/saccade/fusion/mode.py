@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -28,13 +29,16 @@ from saccade.fusion.lazy import (
     materialised,
     with_placeholders,
 )
-from saccade.fusion.operations import allocates, scores_after
+from saccade.fusion.memory import Memory
+from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, product_of, scores_of
 from saccade.fusion.recovered_call import AttentionCall, Output, attention_call
 from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
+from saccade.fusion.written_softmax import Exponentials, OfScores, RowArgmax
+from saccade.matrix import Matrix
 from saccade.support.torch_modes import has_forward_derivatives, in_backward, is_recorded, is_transformed
 
 Run = Callable[[AttentionCall], Tensor | None]
@@ -103,7 +107,7 @@ class FuseAttention(TorchFunctionMode):
             if func in METADATA:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-            args = with_placeholders(func, args)
+            args = with_placeholders(func, args, kwargs)
             self._compute_before(func, args, kwargs)
             if any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
                 return self._defer_or_run(func, args, kwargs)
@@ -142,20 +146,23 @@ class FuseAttention(TorchFunctionMode):
         is_tracked = self._tap is not None and self._tap.is_tracking((args, kwargs))
         product = product_of(func, args, kwargs) if is_eager() and not is_tracked else None
         scores = None if product is None else scores_of(product, self._repeats)
-        if scores is None or not enter_when_recomputed(self.recompute_context()):
+        if product is None or scores is None or not enter_when_recomputed(self.recompute_context()):
             return self._plain(func, args, kwargs)
         operation = Operation(func, args, kwargs)
         family = Family(dispatch_keys(torch.is_inference_mode_enabled()))
         self._families.add(family)
-        return LazyTensor.of(Pending(scores.with_operands(operation.tensors), operation, family))
+        memory = Memory.of_product(product)
+        return LazyTensor.of(Pending(scores.with_operands(operation.tensors), operation, family, memory))
 
     def _defer_or_run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Defer a torch call on lazy tensors if it may be part of attention; otherwise run it."""
         lazies = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and not x.pending.is_computed]
-        if func in PRODUCTS:
-            for lazy in lazies:
-                if lazy.pending.scores.softmax is None:  # no softmax: an ordinary activation, not attention weights
-                    lazy.pending.family.compute()
+        for lazy in lazies:
+            # Without a softmax, an operand of a product is an ordinary activation. The values of weights that are made
+            # are not those of the deferred operations.
+            pending = lazy.pending
+            if pending.scores.softmax is None if func in PRODUCTS else pending.make is not None:
+                pending.family.compute()
         lazies = [x for x in lazies if not x.pending.is_computed]
         if lazies:
             first = _largest(lazies)
@@ -190,6 +197,8 @@ class FuseAttention(TorchFunctionMode):
     def _track_weights(self, lazies: list[LazyTensor]) -> None:
         """Track materialised weights until the model multiplies them by values."""
         for pending in (lazy.pending for lazy in lazies):
+            if self._tap is not None and isinstance(pending.scores, Exponentials):
+                self._tap.track_unknown(pending.value)
             softmax, axes = pending.scores.softmax, pending.scores.axes.axes
             if self._tap is not None and softmax in axes:
                 self._tap.track(pending.value, axes.index(softmax))
@@ -202,9 +211,16 @@ class FuseAttention(TorchFunctionMode):
         out = self._run(call)
         if out is None:
             return None
+        matrix = self._changed_matrix()
+        if matrix is not None:  # weights that the model reads or returns are those of the call that ran
+            family.make_weights(functools.partial(output.weights_of, matrix, call.value.shape[2]))
         if self._on_attention is not None:
             self._on_attention(call)
         return output.arranged(out)
+
+    def _changed_matrix(self) -> Matrix | None:
+        """Return the matrix of the call that has just run, if it is not the one that the model asked for."""
+        return None
 
     def _compute_before(self, func: Any, args: Any, kwargs: Any) -> None:
         """Compute lazy tensors whose operands a call overwrites, and those with pending dropout before random calls."""
@@ -215,7 +231,9 @@ class FuseAttention(TorchFunctionMode):
             or "out" in kwargs
             or (func in _MAY_WRITE and any(x is True for x in (*args, *kwargs.values())))
         ):
-            for x in tensors_in((args, kwargs)):
+            is_operation = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+            # Torch's functions and methods write to their first argument, or to `out`.
+            for x in tensors_in((args if is_operation else args[:1], kwargs)):
                 for family in list(self._families):
                     if type(x) is not LazyTensor and (not is_dense(x) or family.reads_memory_of(x)):
                         family.compute()
@@ -249,16 +267,17 @@ def _largest(lazies: list[LazyTensor]) -> LazyTensor:
 
 
 def _apply_lazily(
-    lazy: LazyTensor, scores: Scores | RowMaximum, func: Any, args: Any, kwargs: Any
-) -> tuple[bool, LazyTensor | None]:
+    lazy: LazyTensor, scores: Scores | RowMaximum | OfScores, func: Any, args: Any, kwargs: Any
+) -> tuple[bool, Any]:
     """Defer a call on a lazy tensor; return whether this is possible, and the lazy result."""
     pending = lazy.pending
     if scores is pending.scores:
         return True, lazy
     is_in_place = writes(func) or (func is F.dropout and any(x is True for x in (*args[3:], kwargs.get("inplace"))))
-    is_viewed = is_in_place and not pending.can_change_in_place
-    if is_viewed or pending.has_gradients != torch.is_grad_enabled():
+    views = pending.sharing_memory() if is_in_place else []
+    if views is None or pending.has_gradients != torch.is_grad_enabled():
         return False, None
+    memory = pending.memory.after(func, map_nested(_state, args))
     args, kwargs = map_nested(_operation, (args, kwargs))
     operation = Operation(func, args, kwargs)
     scores = scores.with_operands(operation.tensors)
@@ -266,9 +285,25 @@ def _apply_lazily(
     if is_in_place:
         assert isinstance(scores, Scores)
         lazy.update(replace(scores, dtype=pending.scores.dtype), operation)
+        for view in views:
+            other = view.lazy()
+            assert other is not None  # it keeps its state alive
+            other.update(*view.changed_with(pending))
         return True, None if func is Tensor.__setitem__ else lazy
-    memory = None if allocates(func) else pending.memory
+    if isinstance(scores, RowMaximum) and func in _MAX:
+        return True, _maxima(scores, operation, pending.family)
     return True, LazyTensor.of(Pending(scores, operation, pending.family, memory))
+
+
+def _maxima(maximum: RowMaximum, operation: Operation, family: Family) -> Any:
+    """Return the pair of values and positions that ``max`` returns, both lazy."""
+    positions = RowArgmax(maximum.of, maximum.axis, torch.int64, maximum.operands)
+
+    def item(state: RowMaximum | RowArgmax, number: int) -> Tensor:
+        its = Operation(itemgetter(number), (operation,), {})
+        return LazyTensor.of(Pending(state, its, family, Memory(object())))
+
+    return torch.return_types.max((item(maximum, 0), item(positions, 1)))
 
 
 def _state(x: Any) -> Any:
@@ -291,6 +326,7 @@ def is_eager() -> bool:
     return not (is_traced or is_captured or is_transformed() or has_forward_derivatives())
 
 
+_MAX = frozenset({torch.max, Tensor.max})
 _MAY_WRITE = frozenset(
     x for x in vars(F).values() if "inplace" in getattr(getattr(x, "__code__", None), "co_varnames", ())
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from saccade.fusion.arguments import map_nested, tensors_in
+from saccade.fusion.arguments import map_nested, tensors_in, writes
 from saccade.fusion.mode import is_eager
 from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, product_of, scores_of
@@ -20,6 +20,7 @@ from saccade.fusion.repeated_heads import REPEAT_FUNCTIONS, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense, version_of
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
+from saccade.fusion.written_softmax import Exponentials, OfScores
 from saccade.support.torch_modes import in_backward
 
 
@@ -62,7 +63,11 @@ class ObserveAttention(TorchFunctionMode):
             product = product_of(func, args, kwargs) if is_eager() else None
             self._note(out, None if product is None else scores_of(product, self._repeats), (args, kwargs))
         elif is_used:
-            self._note(args[0] if out is None and args else out, scores_after(func, *states), states)
+            scores = scores_after(func, *states)
+            if scores is None and not writes(func):  # of two products, such as in a sum, only the larger is followed
+                states = map_nested(self._largest_state(tensors_in((args, kwargs))), (args, kwargs))
+                scores = scores_after(func, *states)
+            self._note(args[0] if out is None and args else out, scores, states)
         return out
 
     def report_call(self, call: AttentionCall, output: Output, out: Tensor) -> None:
@@ -91,8 +96,10 @@ class ObserveAttention(TorchFunctionMode):
             self._repeats.record(func, args, kwargs, out)
         return out
 
-    def _note(self, out: Any, scores: Scores | RowMaximum | None, tree: Any) -> None:
+    def _note(self, out: Any, scores: Scores | RowMaximum | OfScores | None, tree: Any) -> None:
         if scores is not None and is_dense(out):
+            if isinstance(scores, Exponentials):
+                self._tap.track_unknown(out)
             scores = scores.with_operands(tensors_in(tree))
             known = replace(scores, dtype=out.dtype) if isinstance(scores, Scores) else scores
             self._states[out] = known, version_of(out)
@@ -103,6 +110,12 @@ class ObserveAttention(TorchFunctionMode):
             return x
         scores, version = self._states[x]
         return scores if version == version_of(x) and scores.is_current else x
+
+    def _largest_state(self, tensors: Iterable[Tensor]) -> Callable[[Any], Any]:
+        """Return a function like `_state` that knows the state of the largest tensor only."""
+        known = [x for x in tensors if self._state(x) is not x]
+        largest = max(known, key=Tensor.numel)
+        return lambda x: self._state(x) if x is largest else x
 
     def _weights(self, x: Any) -> Any:
         """Return the `Scores` of a tensor of attention weights; return any other argument unchanged."""

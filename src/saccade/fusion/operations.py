@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.fusion.arguments import writes
+from saccade.fusion.arguments import implicit_softmax_dim, writes
 from saccade.fusion.axes import Axis
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
+from saccade.fusion.written_softmax import OfScores, softmax_after
 
 ScoresFunction = Callable[..., Scores | RowMaximum | None]
 """A torch function's counterpart for `Scores` in place of lazy tensors. It returns None if a call is unsupported."""
 
 
-def _functions(*names: str) -> tuple[Callable[..., Any], ...]:
+def functions(*names: str) -> tuple[Callable[..., Any], ...]:
     """Return torch's functions and tensor methods with the given names."""
     functions = [getattr(owner, name, None) for name in names for owner in (torch, Tensor)]
     return tuple(x for x in functions if x is not None)
@@ -105,6 +106,15 @@ def _amax(scores: Scores, dim: Any = (), keepdim: bool = False) -> RowMaximum | 
     return RowMaximum(scores, axis, scores.operands) if keepdim and is_keys else None  # type: ignore[arg-type]
 
 
+def _negative(scores: Scores) -> Scores | None:
+    return scores.times_number(-1.0)
+
+
+def _max(scores: Scores, *args: Any, **kwargs: Any) -> Scores | RowMaximum | None:
+    is_reduction = "dim" in kwargs or (bool(args) and isinstance(args[0], int))
+    return _amax(scores, *args, **kwargs) if is_reduction else _maximum(scores, *args, **kwargs)
+
+
 def _tanh(scores: Scores) -> Scores | None:
     return scores.tanh()
 
@@ -116,6 +126,11 @@ def _to(scores: Scores, *args: Any, dtype: Any = None, copy: bool = False, **opt
             dtype = x
         elif (isinstance(x, Tensor) and x.device == scores.left.device) or isinstance(x, Scores):
             dtype = x.dtype
+        elif isinstance(x, str) and x.startswith("torch."):  # the name of a tensor type
+            like = scores.left.new_empty(0).type(x)
+            if like.device != scores.left.device:
+                return None
+            dtype = like.dtype
         elif not isinstance(x, bool) and x != scores.left.device:
             return None
     if (
@@ -145,7 +160,16 @@ def _softmax(scores: Scores, dim: Any = None, dtype: Any = None) -> Scores | Non
 
 
 def _softmax_function(scores: Scores, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Scores | None:
-    return _softmax(scores, dim, dtype)
+    return _softmax(scores, implicit_softmax_dim(len(scores.axes.axes)) if dim is None else dim, dtype)
+
+
+def _softmin(scores: Scores, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Scores | None:
+    negative = _negative(scores)
+    return None if negative is None else _softmax_function(negative, dim, dtype=dtype)
+
+
+def _nan_to_num(scores: Scores, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Scores | None:
+    return scores.finite(neginf) if scores.softmax is None or nan in (None, 0.0) else None
 
 
 def _dropout(scores: Scores, p: float = 0.5, training: bool = True, inplace: bool = False) -> Scores | None:
@@ -282,70 +306,66 @@ def _int_arguments(sizes: Sequence[Any]) -> list[int] | None:
 
 
 OPERATIONS: dict[Callable[..., Any], ScoresFunction] = {
-    **dict.fromkeys(_functions("mul", "multiply", "mul_", "multiply_", "__mul__", "__rmul__", "__imul__"), _multiply),
-    **dict.fromkeys(_functions("div", "divide", "true_divide"), _divide),
-    **dict.fromkeys(_functions("div_", "divide_", "true_divide_", "__truediv__", "__itruediv__", "__div__"), _divide),
-    **dict.fromkeys(_functions("add", "add_", "__add__", "__radd__", "__iadd__"), _add),
-    **dict.fromkeys(_functions("sub", "subtract", "sub_", "subtract_", "__sub__", "__isub__"), _subtract),
-    **dict.fromkeys(_functions("masked_fill", "masked_fill_"), _masked_fill),
+    **dict.fromkeys(functions("mul", "multiply", "mul_", "multiply_", "__mul__", "__rmul__", "__imul__"), _multiply),
+    **dict.fromkeys(functions("div", "divide", "true_divide"), _divide),
+    **dict.fromkeys(functions("div_", "divide_", "true_divide_", "__truediv__", "__itruediv__", "__div__"), _divide),
+    **dict.fromkeys(functions("neg", "neg_", "negative", "negative_", "__neg__"), _negative),
+    **dict.fromkeys(functions("add", "add_", "__add__", "__radd__", "__iadd__"), _add),
+    **dict.fromkeys(functions("sub", "subtract", "sub_", "subtract_", "__sub__", "__isub__"), _subtract),
+    **dict.fromkeys(functions("masked_fill", "masked_fill_"), _masked_fill),
     torch.where: _where,
     Tensor.where: _where_method,
     Tensor.__setitem__: _set_item,
-    **dict.fromkeys(_functions("max", "maximum"), _maximum),
-    **dict.fromkeys(_functions("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"), _clamp),
-    **dict.fromkeys(_functions("amax"), _amax),
-    **dict.fromkeys(_functions("tanh", "tanh_"), _tanh),
-    **dict.fromkeys(_functions("to", "type", "type_as"), _to),
+    **dict.fromkeys(functions("max"), _max),
+    **dict.fromkeys(functions("maximum"), _maximum),
+    **dict.fromkeys(functions("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"), _clamp),
+    **dict.fromkeys(functions("amax"), _amax),
+    **dict.fromkeys(functions("tanh", "tanh_"), _tanh),
+    **dict.fromkeys(functions("to", "type", "type_as"), _to),
     Tensor.float: _cast_to(torch.float32),
     Tensor.half: _cast_to(torch.float16),
     Tensor.bfloat16: _cast_to(torch.bfloat16),
     Tensor.double: _cast_to(torch.float64),
     Tensor.contiguous: _contiguous,
-    **dict.fromkeys(_functions("clone"), _clone),
-    **dict.fromkeys((*_functions("softmax"), torch.special.softmax), _softmax),
+    **dict.fromkeys(functions("clone"), _clone),
+    **dict.fromkeys((*functions("softmax"), torch.special.softmax), _softmax),
     F.softmax: _softmax_function,
+    F.softmin: _softmin,
+    **dict.fromkeys(functions("nan_to_num", "nan_to_num_"), _nan_to_num),
     F.dropout: _dropout,
     torch.dropout: _torch_dropout,
-    **dict.fromkeys(_functions("view", "reshape"), _view),
-    **dict.fromkeys(_functions("view_as", "reshape_as"), _view_as),
-    **dict.fromkeys(_functions("flatten"), _flatten),
-    **dict.fromkeys(_functions("unflatten"), _unflatten),
-    **dict.fromkeys(_functions("expand"), _expand),
-    **dict.fromkeys(_functions("unsqueeze"), _unsqueeze),
-    **dict.fromkeys(_functions("squeeze"), _squeeze),
-    **dict.fromkeys(_functions("transpose", "swapaxes", "swapdims"), _transpose),
-    **dict.fromkeys(_functions("permute"), _permute),
+    **dict.fromkeys(functions("view", "reshape"), _view),
+    **dict.fromkeys(functions("view_as", "reshape_as"), _view_as),
+    **dict.fromkeys(functions("flatten"), _flatten),
+    **dict.fromkeys(functions("unflatten"), _unflatten),
+    **dict.fromkeys(functions("expand"), _expand),
+    **dict.fromkeys(functions("unsqueeze"), _unsqueeze),
+    **dict.fromkeys(functions("squeeze"), _squeeze),
+    **dict.fromkeys(functions("transpose", "swapaxes", "swapdims"), _transpose),
+    **dict.fromkeys(functions("permute"), _permute),
     Tensor.mT.__get__: _matrix_transpose,  # type: ignore[attr-defined]
     Tensor.__getitem__: _get_item,
 }
 """The function that applies each torch function to `Scores`; any other torch function needs computed values."""
 
-_ALLOCATING = frozenset(
-    {
-        *(_multiply, _divide, _add, _subtract, _masked_fill, _maximum, _clamp, _where, _where_method, _tanh, _clone),
-        *(_softmax, _softmax_function, _amax),
-    }
-)
-
-
-def allocates(func: Callable[..., Any]) -> bool:
-    """Return whether a function in `OPERATIONS` returns a result that shares no memory with the scores."""
-    return OPERATIONS.get(func) in _ALLOCATING and not writes(func)
-
-
 _ANYWHERE = frozenset({_multiply, _add, _where, _where_method})  # the scores need not be the first argument
 
 
-_DETACH = frozenset(_functions("detach"))
+_DETACH = frozenset(functions("detach"))
 
 
-def scores_after(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | RowMaximum | None:
+def scores_after(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Scores | RowMaximum | OfScores | None:
     """Return the lazy scores after a call to a torch function, or None if `Scores` cannot express the result.
 
     If the torch function returns its argument, the same `Scores` object is returned.
     """
     if func in _DETACH and args and isinstance(args[0], RowMaximum):
         return args[0].detached()
+    written = softmax_after(func, args, kwargs)
+    if written is not None:
+        return written
     apply = OPERATIONS.get(func)
     positions = [position for position, x in enumerate(args) if isinstance(x, Scores)]
     if apply is None or not positions or (positions[0] and (apply not in _ANYWHERE or writes(func))):

@@ -241,10 +241,14 @@ def _heads(product: Product, axes: dict[str, Axis], batch: Axis) -> Axis | None:
 
 
 def _lead(product: Product) -> list[str]:
-    """Return the letters of a product that index no positions: all except one query letter and one key letter."""
+    """Return the letters of a product that index no positions: all except one query letter and one key letter.
+
+    These two are the nearest to each other, but not "h" in an einsum, which names heads: ``"bshd,btd->bsht"``.
+    """
     letters = product.letters
     of_left = [x for x in letters if x not in product.right_letters]
     of_right = [x for x in letters if x not in product.left_letters]
+    of_left, of_right = ([x for x in side if x != "h"] or side for side in (of_left, of_right))
     pairs = itertools.product(of_left or [""], of_right or [""])
     index = {x: position for position, x in enumerate(letters)} | {"": len(letters)}
     nearest = min(pairs, key=lambda pair: abs(index[pair[0]] - index[pair[1]]))

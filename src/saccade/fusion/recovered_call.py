@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from saccade.fusion.axes import Axis, split_axes
 from saccade.fusion.product_spellings import Product
 from saccade.fusion.repeated_heads import Repeats
+from saccade.fusion.roles import HIDDEN, Roles, roles_of
 from saccade.fusion.scores import Scores, detached_if_no_grad, is_dense, product_dtype
 from saccade.masks import Mask, as_mask
-from saccade.matrix import AttentionMatrix
+from saccade.matrix import AttentionMatrix, Matrix
+from saccade.support.errors import unsupported
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import without_autocast
-
-_HIDDEN = -9990.0  # lower numbers mask a pair: -1e4, -1e9, the lowest number of the dtype
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class AttentionCall:
         query: ``[batch, heads, q_len, head_dim]``.
         key, value: ``[batch, kv_heads, kv_len, head_dim]`` and ``[batch, kv_heads, kv_len, value_dim]``.
         mask: bool, True = may attend, broadcasts to ``[batch, heads, q_len, kv_len]``; None if every pair is allowed.
-            No row is empty: if a model fills a whole row with one number, the row's query is set to 0 and all its
-            pairs are allowed.
+            If a model fills a whole row with one number, the row's query is set to 0 and all its pairs are allowed. A
+            row is empty only if the model sets all its weights to 0.
         bias: added to the scores, broadcasts to ``[batch, heads, q_len, kv_len]``; None for no bias.
         scale, softcap: see `saccade.attention`.
         dropout_p: dropout probability of the weights.
@@ -66,12 +66,13 @@ class AttentionCall:
 
 
 class Output(NamedTuple):
-    """The layout and dtype in which the model expects the output of an attention call."""
+    """The layout and dtype in which the model expects the output of an attention call, and the roles of its axes."""
 
     sizes: tuple[int, ...]
     order: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
+    roles: Roles
 
     def arranged(self, out: Tensor) -> Tensor:
         """Convert an attention output ``[batch, heads, q_len, value_dim]`` to the model's layout and dtype."""
@@ -82,6 +83,28 @@ class Output(NamedTuple):
         inverse = [self.order.index(axis) for axis in range(len(self.order))]
         x = grad.reshape([self.sizes[axis] for axis in self.order]).permute(inverse)
         return x.reshape(*call.query.shape[:3], call.value.shape[3])
+
+    def weights_of(self, matrix: Matrix, kv_len: int, weights: Scores) -> Tensor:
+        """Return a matrix in the layout and dtype of the model's weights, with their dropout.
+
+        Args:
+            matrix: ``[batch, heads, q_len, kv_len]``, possibly without keys at the end that no query attends to.
+            kv_len: the number of keys in the model's weights.
+            weights: the weights.
+
+        Raises:
+            UnsupportedError: the model has split axes of the weights since the call.
+        """
+        dense = matrix.to_dense(limit=math.prod(matrix.shape))
+        dense = F.pad(dense, (0, kv_len - dense.shape[3])).to(weights.dtype)
+        known = [factor for dimension in self.roles.dimensions for factor in dimension]
+        seen = [factor for axis in weights.axes.axes for factor in axis]
+        if sorted(seen) != sorted(known):
+            reasons = ["the model reads the weights of a call that saccade has changed, in another layout"]
+            raise unsupported("weights", reasons, hint="saccade.record(model) returns the weights")
+        x = dense.reshape([self.roles.sizes[factor] for factor in known])
+        x = x.permute([known.index(factor) for factor in seen]).reshape(weights.axes.shape)
+        return F.dropout(x, weights.dropout_p) if weights.dropout_p else x
 
 
 def attention_call(
@@ -141,90 +164,6 @@ def _dtype_of_product(weights: Scores, value: Tensor) -> torch.dtype | None:
     return dtype if dtype == weights_dtype and value.is_floating_point() else None
 
 
-class Roles(NamedTuple):
-    """The role that each factor (sub-axis) of the weights has in an attention call; see `saccade.fusion.axes.Axes`.
-
-    Args:
-        items: the factors of the batch.
-        heads: the factors of the key heads.
-        groups: the factors of the query heads that share a key head.
-        rows, columns: the factors of the query positions and of the key positions.
-        sizes: the size of each factor.
-    """
-
-    items: Axis
-    heads: Axis
-    groups: Axis
-    rows: Axis
-    columns: Axis
-    sizes: Mapping[int, int]
-
-    @property
-    def batch(self) -> Axis:
-        """The factors of the batch and of the key heads, which queries, keys and values share."""
-        return (*self.items, *self.heads)
-
-    @property
-    def dimensions(self) -> tuple[Axis, Axis, Axis, Axis]:
-        """The factors (sub-axes) that form the four dimensions of an attention call: batch, heads, queries and keys."""
-        return self.items, (*self.heads, *self.groups), self.rows, self.columns
-
-    def length(self, factors: Axis) -> int:
-        """Return the product of the sizes of the given factors."""
-        return math.prod(self.sizes[x] for x in factors)
-
-    def to_four_dims(self, x: Tensor, factors: Axis) -> Tensor:
-        """Reshape a mask or bias from one dimension per factor to four dimensions, each of full size or size 1."""
-        x = x.permute([factors.index(x) for dimension in self.dimensions for x in dimension])
-        sizes, shape = list[int](), list[int]()
-        for dimension in self.dimensions:
-            current = x.shape[len(sizes) : len(sizes) + len(dimension)]
-            full = [self.sizes[factor] for factor in dimension] if any(size > 1 for size in current) else list(current)
-            sizes += full
-            shape.append(math.prod(full))
-        return x.expand(sizes).reshape(shape)
-
-
-def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | None:
-    """Return the role of each factor in an attention call, or None if the values depend on the query."""
-    is_left = set(columns) <= set(weights.left_only)
-    keys, queries = (weights.left_only, weights.right_only)[:: 1 if is_left else -1]
-    rows = _rows(weights, columns, queries)
-    if of_values & set(rows):
-        return None
-    separate = {*weights.batch, *keys, *(of_values & set(queries))} - set(columns)
-    visible = [factor for axis in weights.axes.axes for factor in axis]
-    batch = tuple(x for x in visible if x in separate)
-    groups = tuple(x for x in visible if x in queries and x not in (*rows, *batch))
-    # By default, the last axis before queries and keys is the head axis: ``[batch, windows, heads, q_len, kv_len]``.
-    last = batch[-1:] if len(batch) > 1 else ()
-    heads = last if weights.heads is None else tuple(x for x in batch if x not in _items(weights))
-    items = tuple(x for x in batch if x not in heads)
-    return Roles(items, heads, groups, rows, columns, weights.axes.sizes)
-
-
-def _items(weights: Scores) -> Axis:
-    """Return the factors that query and key share, except those of the heads; they form the batch axis."""
-    return tuple(x for x in weights.batch if x not in (weights.heads or ()))
-
-
-def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
-    """Return the factors (sub-axes) of the query axis.
-
-    If masks and biases vary along exactly one of the queries' axes, this is the query axis; otherwise the query axis is
-    the one nearest to the keys.
-    """
-    visible, every = weights.axes.axes, weights.all_factors
-    candidates = [axis for axis in visible if axis and set(axis) <= set(queries) - set(weights.lead)]
-    tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills] + [*weights.zeros]
-    varying = [axis for axis in candidates if any(x.shape[every.index(factor)] > 1 for x in tensors for factor in axis)]
-    candidates = varying if len(varying) == 1 else candidates
-    position = visible.index(columns) if columns in visible else len(visible)
-    rows = min(candidates, key=lambda axis: abs(visible.index(axis) - position), default=())
-    # The model may have merged heads into the rows.
-    return tuple(factor for factor in rows if any(x.shape[every.index(factor)] > 1 for x in tensors)) or rows
-
-
 def _build_call(
     weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype, *, allow_non_finite: bool
 ) -> AttentionCall | None:
@@ -254,7 +193,7 @@ def _build_call(
     scale = scale if cap is None else scale * cap
     if not math.isfinite(scale) or not (cap is None or 0 < cap < math.inf):
         return None
-    if not (allow_non_finite or is_finite(query, key, value)):
+    if not ((allow_non_finite and not weights.replaces_nan) or is_finite(query, key, value)):
         return None
     masked = _mask_and_bias(weights, roles, query, key)
     if masked is None or not _masks_all_zeros(weights, roles, masked[0]):
@@ -295,7 +234,7 @@ def _output_layout(
     names: list[int | str] = [*factors, *extra]
     sizes = (*(roles.sizes[x] for x in factors), *(product.sizes[x] for x in extra))
     order = [names.index(x) for letter in product.letters for x in (axes.get(letter) or [letter]) if x in names]
-    return Output(sizes, tuple(order), tuple(product.sizes[x] for x in product.letters), dtype)
+    return Output(sizes, tuple(order), tuple(product.sizes[x] for x in product.letters), dtype, roles)
 
 
 def _mask_and_bias(
@@ -314,7 +253,7 @@ def _mask_and_bias(
     for tensor, factor in weights.terms:
         x = roles.to_four_dims(tensor if factor == 1.0 else tensor * factor, every)
         values = x.detach()
-        low = values <= _HIDDEN
+        low = values <= HIDDEN
         if bool(low.any()):
             hidden.append(low)
             highest = max(highest, float(values.masked_fill(~low, -math.inf).amax()))
@@ -333,7 +272,7 @@ def _mask_and_bias(
         if not -highest >= underflow + 2 * (_score_bound(weights, query, key) + largest):
             return None
     allowed = ~functools.reduce(torch.logical_or, hidden)
-    empty = ~allowed.any(-1, keepdim=True)
+    empty = ~allowed.any(-1, keepdim=True) & ~_rows_of_zeros(weights, roles, has_nan=highest == -math.inf)
     if not bool(empty.any()):
         return allowed, bias, None
     is_filled_last = all(fill.num_terms == len(weights.terms) for fill in weights.fills)
@@ -343,9 +282,23 @@ def _mask_and_bias(
     return allowed | empty, None if bias is None else bias.masked_fill(empty, 0.0), empty
 
 
+def _rows_of_zeros(weights: Scores, roles: Roles, *, has_nan: bool) -> Tensor:
+    """Return the rows ``[..., q_len, 1]`` whose weights the model has all set to 0 after the softmax.
+
+    Args:
+        weights, roles: see `_mask_and_bias`.
+        has_nan: whether the weights of rows without a visible key are NaN, which stays NaN if it is multiplied by 0.
+    """
+    none = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=weights.left.device)
+    every = [none | (has_nan and weights.replaces_nan)]
+    every += [roles.to_four_dims(x.pairs, weights.all_factors) for x in weights.cleared if x.is_filled or not has_nan]
+    return functools.reduce(torch.logical_or, every).all(-1, keepdim=True)
+
+
 def _masks_all_zeros(weights: Scores, roles: Roles, allowed: Tensor | None) -> bool:
-    """Return whether every pair whose score was multiplied by 0 is masked."""
-    zeros = [roles.to_four_dims(pairs, weights.all_factors) for pairs in weights.zeros]
+    """Return whether every pair is masked whose score was multiplied by 0, or whose weight was set to 0."""
+    pairs_of_zeros = (*weights.zeros, *(one.pairs for one in weights.cleared))
+    zeros = [roles.to_four_dims(pairs, weights.all_factors) for pairs in pairs_of_zeros]
     return all(allowed is not None and not bool((pairs & allowed).any()) for pairs in zeros)
 
 

@@ -38,6 +38,18 @@ class Fill(NamedTuple):
     num_terms: int
 
 
+class Cleared(NamedTuple):
+    """Pairs whose weights were set to 0 after the softmax.
+
+    Args:
+        pairs: bool, True at these pairs, with one dimension for each factor of the axes.
+        is_filled: whether NaN became 0 as well; False if the weights were multiplied by 0.
+    """
+
+    pairs: Tensor
+    is_filled: bool
+
+
 @dataclass(frozen=True)
 class Scores:
     """The product of two tensors, scaled, capped, biased and masked; after a softmax, the attention weights.
@@ -64,6 +76,8 @@ class Scores:
         fills: the masks that were applied.
         zeros: pairs whose scores were multiplied by 0; a later mask must mask them.
         softmax: the factors of the axis over which a softmax was applied.
+        cleared: pairs whose weights were set to 0; the mask must mask them.
+        replaces_nan: whether NaN was replaced, in the scores or in the weights.
         dropout_p: dropout probability of the weights.
         operands: each tensor that was read, with its version counter at that time. If the counter has changed, the
             tensor was overwritten after the model read it.
@@ -88,6 +102,8 @@ class Scores:
     fills: tuple[Fill, ...] = ()
     zeros: tuple[Tensor, ...] = ()
     softmax: Axis | None = None
+    cleared: tuple[Cleared, ...] = ()
+    replaces_nan: bool = False
     dropout_p: float = 0.0
     operands: tuple[tuple[Tensor, int], ...] = field(default=(), repr=False)
     is_detached: ClassVar[bool] = False  # as in `RowMaximum`
@@ -162,6 +178,7 @@ class Scores:
             terms=tuple(Term(split(x, every), scale) for x, scale in self.terms),
             fills=tuple(fill._replace(pairs=split(fill.pairs, every)) for fill in self.fills),
             zeros=tuple(split(x, every) for x in self.zeros),
+            cleared=tuple(one._replace(pairs=split(one.pairs, every)) for one in self.cleared),
             softmax=None if self.softmax is None else renamed(self.softmax, splits),
             maximum_of=None if self.maximum_of is None else renamed(self.maximum_of, splits),
         )
@@ -216,9 +233,12 @@ class Scores:
 
     def times(self, x: Tensor) -> Scores | None:
         """Return the scores times a tensor that varies along queries or keys but not both, or contains only 0 and 1."""
-        if not self._can_be_multiplied or not _is_real(x):
-            return None
         if not self.axes.broadcasts(x.shape):
+            return None
+        if self.softmax is not None and not x.is_complex():
+            is_mask = not x.requires_grad and bool(((x == 0) | (x == 1)).all())
+            return self._with_cleared(x == 0, is_filled=False, dtype=self._promoted(x)) if is_mask else None
+        if not self._can_be_multiplied or not _is_real(x):
             return None
         by_factor = self.axes.by_factor(detached_if_no_grad(x), self.all_factors)
         varies = [self._varies(by_factor, factors) for factors in (self.left_only, self.right_only)]
@@ -255,6 +275,8 @@ class Scores:
             value: the fill value; if ``others`` is a tensor, its maximum.
             others: a tensor of fill values that broadcasts to the scores; None if every pair is filled with ``value``.
         """
+        if self.softmax is not None and value == 0.0 and others is None and pairs.dtype == torch.bool:
+            return self._with_cleared(pairs, is_filled=True, dtype=self.dtype)
         if self.softmax is not None or pairs.dtype != torch.bool or not value < -100.0:
             return None
         if not (self.axes.broadcasts(pairs.shape) and self.axes.broadcasts(() if others is None else others.shape)):
@@ -262,6 +284,20 @@ class Scores:
         by_factor = self.axes.by_factor(pairs, self.all_factors)
         is_constant = others is None or bool((others == value).all())
         return replace(self, fills=(*self.fills, Fill(by_factor, value, len(self.terms) if is_constant else -1)))
+
+    def _with_cleared(self, pairs: Tensor, *, is_filled: bool, dtype: torch.dtype) -> Scores | None:
+        """Return the weights after those of some pairs were set to 0."""
+        if not self.axes.broadcasts(pairs.shape):
+            return None
+        one = Cleared(self.axes.by_factor(pairs, self.all_factors), is_filled)
+        return replace(self, cleared=(*self.cleared, one), dtype=dtype)
+
+    def finite(self, lowest: float | None) -> Scores | None:
+        """Return the scores or weights after ``nan_to_num``, which replaces -inf by ``lowest``."""
+        is_plain = self.softmax is not None or not (self.fills or self.terms)  # finite if queries and keys are
+        lowest = torch.finfo(self.dtype).min if lowest is None else float(lowest)
+        scores = self if is_plain else self.floored(lowest)
+        return None if scores is None else replace(scores, replaces_nan=True)
 
     def floored(self, value: float) -> Scores | None:
         """Return the elementwise maximum of the scores and a large negative number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,17 +12,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from saccade.fusion.arguments import map_nested, tensors_in
+from saccade.fusion.arguments import map_nested, softmax_dim, tensors_in
 from saccade.fusion.axes import Axes, Axis, new_factor
 from saccade.fusion.operations import scores_after
 from saccade.fusion.product_spellings import PRODUCTS, Product, product_of
-from saccade.fusion.recovered_call import roles_of
+from saccade.fusion.roles import roles_of
 from saccade.fusion.scores import FLOATS, Scores, is_dense, version_of
+from saccade.fusion.written_softmax import DIVIDE, EXP, SUM
+from saccade.support.torch_modes import is_mapped
 
 Arrange = Callable[[Tensor], Tensor]
 """A function that converts weights in the model's layout to ``[batch, heads, q_len, kv_len]``."""
 
-_SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, F.gumbel_softmax})
+_SOFTMAX = frozenset({F.softmax, F.softmin, torch.softmax, Tensor.softmax, torch.special.softmax, F.gumbel_softmax})
 _ANY_PRODUCT = PRODUCTS | frozenset(
     {
         *(torch.mm, torch.mv, torch.addbmm, torch.addmm, torch.addmv, torch.tensordot, torch.chain_matmul),
@@ -37,6 +40,7 @@ _PARTS = frozenset(
         *("broadcast_to", "repeat", "repeat_interleave", "tile", "pad", "constant_pad_nd"),
     }
 )
+_MEAN = frozenset({torch.mean, Tensor.mean, torch.nanmean, Tensor.nanmean})
 # Functions that change weights but not their axes, either elementwise or by a normalisation. Leading and trailing
 # underscores are stripped from names: "iadd" is ``__iadd__``, and "mul" includes ``mul_``.
 _ELEMENTWISE = frozenset(
@@ -70,29 +74,57 @@ class SoftmaxTap:
     def __init__(self, on_weights: Callable[[Tensor, Arrange], None], on_unknown: Callable[[], None] = lambda: None):
         self._on_weights, self._on_unknown = on_weights, on_unknown
         self._states: Any = WeakTensorKeyDictionary()
+        self._exponentials: Any = WeakTensorKeyDictionary()  # with their versions
+        self._sums: Any = WeakTensorKeyDictionary()  # of exponentials: version, exponentials, dimension
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a torch call, tracking softmax results among its arguments."""
         tracked = [x for x in tensors_in((args, kwargs)) if x in self._states] if self._states else []
         mixing = self._head_mixing_axes(func, args, kwargs) if tracked else None
-        if tracked and func in _ANY_PRODUCT and mixing is None:
+        if tracked and mixing is None and (func in _ANY_PRODUCT or _is_linear_with_activations(func, args)):
             self._report_product(func, args, kwargs)
             return func(*args, **kwargs)
         state = self._state_after(func, args, kwargs) if tracked and func not in _SOFTMAX else None
         sizes = {x.numel() for x in tracked}
         out = func(*args, **kwargs)
         if func in _SOFTMAX and is_dense(out):
-            self.track(out, kwargs.get("dim", args[1] if len(args) > 1 else None))
+            self.track(out, softmax_dim(func, args, kwargs, out.dim()))
         elif mixing is not None and is_dense(out):
             self._states[out] = _State(_as_scores(out, *mixing), version_of(out), is_changed=True)
+        elif tracked and func in _MEAN and self._keeps_keys(args, kwargs):
+            self.track_unknown(out)
         elif tracked:
             self._track_result(func, args[0] if out is None and args else out, state, sizes)
+        self._follow_exponentials(func, args, kwargs, out)
         return out
+
+    def _follow_exponentials(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Track weights that a model normalises itself: exponentials divided by their sum over an axis."""
+        first = args[0] if args else None
+        if func in EXP and is_dense(out):
+            self._exponentials[out] = version_of(out)
+        elif func in SUM and first is not None and self._is_exponential(first):
+            options = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
+            dim = options.get("dim")
+            dim = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
+            if options.get("keepdim") is True and isinstance(dim, int):
+                self._sums[out] = version_of(out), weakref.ref(first), dim
+        elif func in DIVIDE and len(args) == 2 and isinstance(args[1], Tensor) and args[1] in self._sums:
+            version, divided, dim = self._sums[args[1]]
+            if divided() is first and version == version_of(args[1]) and self._is_exponential(first) and is_dense(out):
+                self.track(out, dim)
+
+    def _is_exponential(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x in self._exponentials and self._exponentials[x] == version_of(x)
 
     def track(self, x: Tensor, dim: Any) -> None:
         """Start tracking ``x``, the result of a softmax over the dimension ``dim``."""
         if isinstance(dim, int) and x.dtype in FLOATS and x.dim() and x.shape[dim] > 1:
             self._states[x] = _State(_as_scores(x, dim % x.dim()), version_of(x))
+
+    def track_unknown(self, x: Tensor) -> None:
+        """Start tracking ``x``, weights of an unknown layout or without a normalisation."""
+        self._states[x] = _State(None, 0)
 
     def is_tracking(self, arguments: tuple[Any, Any]) -> bool:
         """Return whether an argument of a matrix product is derived from a softmax."""
@@ -117,6 +149,16 @@ class SoftmaxTap:
         others = [x for x in tensors_in((args, kwargs)) if self._known(x) is x and x.is_floating_point()]
         is_gate = name in _MULTIPLYING and any(tuple(x.shape) == shape for x in others)
         return None if is_gate else _State(scores, 0, is_changed or name not in _UNCHANGING)
+
+    def _keeps_keys(self, args: Any, kwargs: Any) -> bool:
+        """Return whether a mean of weights is over other axes than the keys, such as the heads."""
+        weights = self._known(args[0]) if args else None
+        dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if not isinstance(weights, Scores) or weights.softmax not in weights.axes.axes or dims is None:
+            return False
+        axes = weights.axes.axes
+        dims = dims if isinstance(dims, tuple | list) else (dims,)
+        return axes.index(weights.softmax) not in {dim % len(axes) for dim in dims}
 
     def _head_mixing_axes(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int | None] | None:
         """Return the key axis and the query axis in the result of a call that mixes heads; None for other calls.
@@ -227,7 +269,14 @@ def _with_roles(weights: Scores, rows: Axis, columns: Axis) -> Scores:
     )  # fmt: skip
 
 
+def _is_linear_with_activations(func: Any, args: Any) -> bool:
+    """Return whether a call is a product by ``F.linear`` of two tensors of which none is a layer's parameter."""
+    return func is F.linear and len(args) > 1 and not isinstance(args[1], torch.nn.Parameter)
+
+
 def _sums_to_one(x: Tensor, dims: list[int]) -> bool:
+    if is_mapped(x):
+        return False
     sums = x.detach().double().sum(dims)
     return bool(((sums - 1.0).abs() < 1e-3).all())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from saccade.integrations.capture_mode import capture_own_code
 from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, capture_forwards
 from saccade.integrations.recurrences_capture import capture_recurrences, is_recurrence
 from saccade.integrations.saccade_capture import capture_mechanisms
+from saccade.integrations.scripted_code import is_program_with_attention, scripted_softmax_in
 from saccade.integrations.torch_capture import capture_torch_layers
 from saccade.integrations.transformers_capture import capture_interface
 from saccade.support.torch_modes import in_backward
@@ -60,11 +62,30 @@ def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
 def _note_not_recorded(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
     """Note each recurrence and each module with "attention" in its class name that ran without a captured matrix.
 
-    If such modules are nested, only the innermost is noted. For attention, the class name is the only evidence: modules
-    with other names are missed, and a class with "attention" in its name need not compute an attention matrix.
+    If such modules are nested, only the innermost is noted. For attention, the class name is the only evidence, except
+    in scripted code: modules with other names are missed, and a class with "attention" in its name need not compute an
+    attention matrix.
     """
-    modules = [(module, name, _note) for module, name in names_of(model).items() if _may_attend(module)]
+    names = names_of(model)
+    modules = [(module, name, _note) for module, name in names.items() if _may_attend(module)]
+    for module, name in names.items():
+        programs = {names[part]: part for part in module.children() if _is_script_with_attention(part)}
+        if programs and not isinstance(module, torch.jit.ScriptModule):
+            modules.append((module, name, functools.partial(_note_programs, programs)))
     return capture_forwards(modules, capture)
+
+
+def _is_script_with_attention(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule) and is_program_with_attention(module)
+
+
+def _note_programs(programs: dict[str, Any], call: CapturedCall) -> Any:
+    """Note the scripted modules that a module contains after it has run; they have no hooks."""
+    out = call.run()
+    for listener in call.listeners:
+        for name, program in programs.items():
+            listener.capture.note_not_recorded(name, str(program.original_name))
+    return out
 
 
 def _may_attend(module: nn.Module) -> bool:
@@ -72,7 +93,7 @@ def _may_attend(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule) or inspect.isbuiltin(module.forward):
         return False
     is_named_attention = bool(_CALLED_ATTENTION.search(name)) and not _PARTS.search(name)
-    return is_named_attention or is_recurrence(module)
+    return is_named_attention or is_recurrence(module) or bool(scripted_softmax_in(module))
 
 
 def _note(call: CapturedCall) -> Any:

@@ -61,8 +61,8 @@ class Capture:
 
     @property
     def is_suppressed(self) -> bool:
-        """Whether this thread is running a captured call, which suppresses the capture of nested calls."""
-        return self._thread.depth > 0
+        """Whether this thread is running a captured call or a callback of any capture, which suppresses capturing."""
+        return self._thread.depth > 0 or _callbacks.depth > 0
 
     @property
     def num_captured(self) -> int:
@@ -84,8 +84,12 @@ class Capture:
             return
         refuse_compiled()
         self._thread.num_captured += 1
-        with torch.no_grad(), self.suppressed():
-            self._callback(name, CapturedMatrix(make, output))
+        _callbacks.depth += 1  # other captures must not observe what the callback computes
+        try:
+            with torch.no_grad():
+                self._callback(name, CapturedMatrix(make, output))
+        finally:
+            _callbacks.depth -= 1
 
     def note_not_recorded(self, name: str, kind: str) -> None:
         """Note that a module's attention could not be captured, unless it runs inside a captured call."""
@@ -110,6 +114,9 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:  # not class attributes, because Dynamo cannot resolve them while tracing
         self.depth = 0
         self.num_captured = 0
+
+
+_callbacks = _ThreadState()
 
 
 @contextmanager

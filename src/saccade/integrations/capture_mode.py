@@ -37,6 +37,7 @@ from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_o
 from saccade.integrations.transformers_call import uses_attention_interface
 from saccade.matrix import DenseMatrix, Impl, matrix_from_inputs
 from saccade.matrix.functions import OBSERVERS
+from saccade.support.torch_modes import is_mapped
 
 _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"})
 
@@ -142,6 +143,9 @@ class CaptureMode(ObserveAttention):
 
     def report_weights(self, weights: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
         """Capture the module's dense attention weights, just before it multiplies them by values."""
+        if is_mapped(weights):
+            self.report_unknown()  # vmap hides the values
+            return
         _emit(lambda: DenseMatrix(arrange(weights.detach())), DenseWeights(weights, arrange))
 
     def report_unknown(self) -> None:

@@ -85,7 +85,7 @@ def run_mha_function(
     redirected = attend(Call(make, v, q_len, dropout_p, returns_weights=call.need_weights))
     if redirected is None:
         return None
-    out, matrix, _ = redirected
+    out, matrix = redirected.out, redirected.matrix
     out = F.linear(out.transpose(1, 2).flatten(2), call.out_proj_weight, call.out_proj_bias)
     out = out[0] if is_single else out.transpose(0, 1)
     if not call.need_weights:

@@ -27,6 +27,7 @@ from saccade.integrations.other_packages import VisibleFunction
 from saccade.integrations.packed_heads import is_packed, run_packed
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import run_sdpa, sdpa_arguments, unsupported_sdpa
+from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import in_backward
 
@@ -107,6 +108,7 @@ class RedirectMode(FuseAttention):
 
         super().__init__(self._run_call, on_weights=lambda weights: keep(), on_unknown=keep)
         self.handler, self._allow_non_finite = handler, True
+        self._changed: Matrix | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -186,7 +188,11 @@ class RedirectMode(FuseAttention):
         if site is None:
             return None
         redirected = self._attend(site, Call(call.matrix, call.value, call.query.shape[2], call.dropout_p))
+        self._changed = redirected.matrix if redirected is not None and redirected.is_changed else None
         return None if redirected is None else redirected.out
+
+    def _changed_matrix(self) -> Matrix | None:
+        return self._changed
 
     def _attend(self, site: Site, call: Call) -> Redirected | None:
         with torch._C.DisableTorchFunction():

@@ -40,11 +40,13 @@ class Redirected(NamedTuple):
         out: ``[batch, heads, q_len, value_dim]``.
         matrix: the matrix that was multiplied by the values.
         value: the values, ``[batch, kv_heads, kv_len, value_dim]``.
+        is_changed: whether the matrix may differ from the one that the model asked for.
     """
 
     out: Tensor
     matrix: Matrix
     value: Tensor
+    is_changed: bool = False
 
 
 Attend = Callable[[Call], Redirected | None]

@@ -26,6 +26,7 @@ from saccade.integrations.replacement_plan import (
     checked_rules,
     is_within,
 )
+from saccade.integrations.scripted_code import is_program_with_attention, scripted_softmax_in
 from saccade.integrations.transformers_call import uses_attention_interface
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
@@ -35,7 +36,6 @@ from saccade.support.errors import kind, type_error, unsupported
 from saccade.support.validation import check_type
 
 _SUPPORTED_ARGUMENTS = ("attn_mask", "is_causal")  # of a timm-style attention module, in addition to its input
-_ATTENTION_OPERATIONS = ("scaled_dot_product", "multi_head_attention", "transformer_encoder_layer")
 _INSTALLED = "saccade-replaced"  # name in transformers of the attention with masks from `replace_attention`
 
 
@@ -222,25 +222,16 @@ def _reason_against(module: nn.Module) -> str:
     """Return the reason why a module must not be replaced, or "" if there is none."""
     if isinstance(module, MultiHeadAttention | StandIn | RedirectedModule):
         return "it already runs on saccade; set its mask and mechanism instead"
-    if _is_program_with_attention(module):
+    if is_program_with_attention(module):
         return "it is a traced program, in which attention is an operation; call replace_attention before tracing"
+    scripted = scripted_softmax_in(module)
+    if scripted:
+        return f"it calls the scripted function {scripted}, in which a softmax is an operation; call it without script"
     forward = vars(module).get("forward")
     if isinstance(forward, ForwardProxy):
         return "it is being recorded or edited; call replace_attention before sc.record and sc.intervene"
     is_changed = forward is not None and isinstance(module, nn.MultiheadAttention)
     return "another library replaced its forward" if is_changed else ""
-
-
-def _is_program_with_attention(module: nn.Module) -> bool:
-    """Return whether a module is a program of ``torch.export``, ``torch.fx`` or TorchScript that contains attention."""
-    if isinstance(module, torch.jit.ScriptModule):
-        graph = str(module.inlined_graph) if hasattr(module, "forward") else ""
-    elif isinstance(module, torch.fx.GraphModule):
-        graph = str(module.graph)
-    else:
-        return False
-    is_written = "softmax" in graph and graph.count("matmul") + graph.count("bmm") + graph.count("einsum") > 1
-    return is_written or any(name in graph for name in _ATTENTION_OPERATIONS)
 
 
 def _has_own_code(module: nn.Module) -> bool:

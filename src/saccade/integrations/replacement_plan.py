@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, overload
 from torch import nn
 
 from saccade.integrations.cross_attention import Kind, is_named_cross, kind_of_call
-from saccade.integrations.matrix_hooks import edited_matrix
+from saccade.integrations.matrix_hooks import EDITORS, edited_matrix
 from saccade.integrations.redirect_mode import Site
 from saccade.integrations.redirected_call import Call, Redirected, without_free_slots
 from saccade.integrations.tensor_masks import joined
@@ -151,7 +151,8 @@ class ReplacementPlan:
         matrix = edited_matrix(site.module, make)
         out = matrix.matmul(call.value, dropout_p=call.dropout_p)
         self._note(site, "Softmax" if self.mechanism is None else type(self.mechanism).__name__, CALLS)
-        return Redirected(out, matrix, call.value)
+        is_changed = rule is not None or self.mechanism is not None or bool(EDITORS)
+        return Redirected(out, matrix, call.value, is_changed)
 
     def leave(self, site: Site, reason: str) -> None:
         """Record that the module's own code computes its attention.

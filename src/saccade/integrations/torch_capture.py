@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from saccade.integrations.capture_context import Capture, emit_all, names_of, suppressed
@@ -36,6 +37,8 @@ def capture_torch_layers(model: nn.Module, capture: Capture) -> AbstractContextM
 def _captured_modules(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Handler]]:
     """Yield torch's attention and encoder modules, with their names and call handlers."""
     for module, name in names.items():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # its class has no forward
         forward = type(module).forward
         if isinstance(module, nn.MultiheadAttention):
             yield module, name, _capture_attention if forward is nn.MultiheadAttention.forward else _note_attention

@@ -366,7 +366,7 @@ class _Calls:
         if not edits:
             return None
         matrix = edited(edits, call.matrix, plain)
-        return Redirected(matrix.matmul(call.value, dropout_p=call.dropout_p), matrix, call.value)
+        return Redirected(matrix.matmul(call.value, dropout_p=call.dropout_p), matrix, call.value, is_changed=True)
 
     def leave(self, site: Site, reason: str) -> None:
         """Raise an error if the layer has edits, because attention that stays in the model's code cannot be edited."""
