@@ -91,6 +91,13 @@ def test_rows_of_a_race(monkeypatch):
     assert share.met is False
 
 
+@pytest.mark.parametrize(("half", "peak"), [(0.1, 8.0), (7.0, 7.0), (20.0, 20.0)])
+def test_half_precision_that_a_processor_lacks_is_compared_with_float32(monkeypatch, half, peak):
+    rates = {torch.float32: 8.0, torch.float16: half}
+    monkeypatch.setattr(racing, "matmul_rate", lambda dtype=torch.float32: rates[dtype])
+    assert racing.matmul_peak.__wrapped__(torch.float16, 1) == peak
+
+
 def test_a_target_that_is_not_for_this_machine_says_why():
     row = turns_of([[1.0, 2.0, 3.0]]).row("a case", "ours", "flex", 4.0, "no AMX")
     assert (row.met, row.target) == (None, "at least 4x; not asked: no AMX")
