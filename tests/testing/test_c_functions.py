@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -184,12 +185,24 @@ def test_a_function_that_ends_the_process_is_no_success(library, tmp_path):
     assert f"::leaving must return from each call; got exit status 0 in the trial {trial}." in done.stderr
 
 
+@pytest.fixture
+def _with_sigint() -> Iterator[None]:
+    """A command inherits that SIGINT is ignored, as it is in tests that a shell has started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @on_linux
+@pytest.mark.usefixtures("_with_sigint")
 @pytest.mark.parametrize("number", kept([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], signal.SIGINT))
 def test_an_interrupted_command_stops_a_function_that_does_not_return(library, number):
     command = [*command_of(library, "waiting"), "--claim", "gradients=false", "--case", "causal"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr.readline() == "called\n"
         running.send_signal(number)
-        left = running.communicate(timeout=60)[1]  # which waits until no process has the pipe open
+        try:
+            left = running.communicate(timeout=60)[1]  # which waits until no process has the pipe open
+        finally:
+            running.kill()
     assert (left, running.returncode) == ("", -number if number == signal.SIGKILL else 130)
