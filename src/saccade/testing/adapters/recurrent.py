@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from saccade.support.validation import check_choice
 from saccade.testing.adapters.calling_convention import Form, check_kernel_callable
@@ -72,7 +73,7 @@ def recurrent(
         settings,
         offers,
         gqa=False,
-        parts=(gates, recurrence, _call),
+        parts=(gates, tokens, recurrence, _call),
         truth=truth,
         left_out=(*_INAPPLICABLE_LAWS, *(("heads",) if rule == "ssd" else ())),  # the rate of a head is its number
     )
@@ -119,6 +120,21 @@ def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: f
     if scale is None:
         scale = 1.0 if rule == "ssd" else query.shape[3] ** -0.5
     state = value.new_zeros(*key.shape[:2], key.shape[3], value.shape[3])
+    before, rows = key.shape[2] - query.shape[2], [value.new_zeros(*query.shape[:2], 0, value.shape[3])]
+    for start in range(0, key.shape[2], 64):
+        stop = start + 64
+        asked = query[:, :, max(0, start - before) : max(0, stop - before)]
+        some = [x[:, :, start:stop] for x in (key, value, beta, decay)]
+        # The states of all tokens would take gigabytes, so the backward pass computes those of a few tokens again.
+        out, state = checkpoint(tokens, state, asked, *some, rule, use_reentrant=False, preserve_rng_state=False)
+        rows.append(scale * out)
+    return torch.cat(rows, 2)
+
+
+def tokens(
+    state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, decay: Tensor, rule: str
+) -> tuple[Tensor, Tensor]:
+    """Add tokens to a state one by one; return its products with the queries of the last ones, and the last state."""
     before, rows = key.shape[2] - query.shape[2], []
     for i in range(key.shape[2]):
         k, v, faded = key[:, :, i, :, None], value[:, :, i, None], state * decay[:, :, i, :, None].exp()
@@ -130,8 +146,9 @@ def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: f
                 v = v - (k * faded).sum(-2, keepdim=True)
             state = faded + beta[:, :, i, None, None] * k * v
         if i >= before:
-            rows.append(scale * (query[:, :, i - before, :, None] * state).sum(-2))
-    return torch.stack(rows, 2) if rows else value.new_zeros(*query.shape[:3], value.shape[3])
+            rows.append((query[:, :, i - before, :, None] * state).sum(-2))
+    out = torch.stack(rows, 2) if rows else value.new_zeros(*query.shape[:3], value.shape[3])
+    return out, state
 
 
 def run(

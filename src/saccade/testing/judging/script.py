@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 nan, inf = float("nan"), float("inf")
 """.strip()
