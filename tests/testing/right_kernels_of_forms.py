@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import saccade as sc
 from saccade.testing import adapters
@@ -85,6 +86,14 @@ def step_by_step(rule):
 
     def kernel(q, k, v, beta=None, g=None, initial_state=None, output_final_state=True, a=None, b=None):
         state = v.new_zeros(len(q), q.shape[2], q.shape[3], v.shape[3]) if initial_state is None else initial_state
+        outs = [v.new_zeros(len(q), 0, *v.shape[2:])]
+        for start in range(0, q.shape[1], 16):  # the states of all tokens would take gigabytes
+            some = (None if x is None else x[:, start : start + 16] for x in (q, k, v, beta, g, a, b))
+            out, state = checkpoint(part, state, *some, use_reentrant=False)
+            outs.append(out)
+        return torch.cat(outs, 1), state
+
+    def part(state, q, k, v, beta, g, a, b):
         outs = []
         for i in range(q.shape[1]):
             key, value = k[:, i, :, :, None], v[:, i, :, None]

@@ -121,8 +121,8 @@ def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: f
         scale = 1.0 if rule == "ssd" else query.shape[3] ** -0.5
     state = value.new_zeros(*key.shape[:2], key.shape[3], value.shape[3])
     before, rows = key.shape[2] - query.shape[2], [value.new_zeros(*query.shape[:2], 0, value.shape[3])]
-    for start in range(0, key.shape[2], 64):
-        stop = start + 64
+    for start in range(0, key.shape[2], 16):
+        stop = start + 16
         asked = query[:, :, max(0, start - before) : max(0, stop - before)]
         some = [x[:, :, start:stop] for x in (key, value, beta, decay)]
         # The states of all tokens would take gigabytes, so the backward pass computes those of a few tokens again.
