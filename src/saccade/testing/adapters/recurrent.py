@@ -76,7 +76,8 @@ def recurrent(
         gqa=False,
         parts=(gates, tokens, recurrence, _call),
         truth=truth,
-        left_out=(*_INAPPLICABLE_LAWS, *_LAWS_OF_SOFTMAX, *(("heads",) if rule == "ssd" else ())),  # the rate of a head is its number
+        # The rate of a head of "ssd" is its number.
+        left_out=(*_INAPPLICABLE_LAWS, *_LAWS_OF_SOFTMAX, *(("heads",) if rule == "ssd" else ())),
     )
 
 
